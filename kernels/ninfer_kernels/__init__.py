@@ -1,0 +1,1 @@
+"""Tensor operations; each has a plain torch reference beside its fast routes."""

@@ -1,0 +1,82 @@
+"""Protocol frontends: HTTP routes in one protocol's words. A frontend sees decoded requests and returns responses; the
+core owns the connection, readiness, authentication, disconnects and framing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from .options import Option, OptionValues
+
+if TYPE_CHECKING:
+    from ninfer_core.errors import ApiError
+
+    from .jobs import Engine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpRequest:
+    method: str
+    path: str  # without a doubled /v1
+    params: Mapping[str, str]  # path parameters
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # lower-case names
+    body: bytes
+    request_id: str
+
+
+@dataclass(kw_only=True, slots=True)
+class HttpResponse:
+    """A whole body, or a stream of already framed chunks. Closing the stream early must cancel what feeds it."""
+
+    status: int = 200
+    body: bytes = b""
+    stream: AsyncIterator[bytes] | None = None
+    media_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """``path`` may hold parameters: ``/v1/models/{model_id:path}``. GET also answers HEAD. ``/v1/...`` also answers under
+    ``/v1/v1/...``."""
+
+    method: str
+    path: str
+    handler: Handler
+
+
+class FrontendContext(Protocol):
+    """What the core offers to a frontend when it is opened."""
+
+    options: OptionValues
+    version: str
+
+    def engine(self, model: str | None, *, param: str = "model") -> Engine:
+        """The engine that serves this model name (None or empty: the loaded one); NotFound ``model_not_found``."""
+
+    def engines(self) -> tuple[Engine, ...]:
+        """Every loaded engine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frontend:
+    """An opened frontend. ``envelope(error, request_id)`` renders any refusal raised by its routes, and the core's own
+    refusals (404, 405, 413, loading) for paths under ``prefixes``."""
+
+    routes: tuple[Route, ...]
+    envelope: Callable[[ApiError, str], HttpResponse]
+    prefixes: tuple[str, ...]  # path prefixes whose unknown routes answer in this envelope; the longest match wins
+    request_id_header: str = "x-request-id"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProtocolFrontend:
+    name: str
+    summary: str
+    open: Callable[[FrontendContext], Frontend]
+    options: tuple[Option, ...] = ()

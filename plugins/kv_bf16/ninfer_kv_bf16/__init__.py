@@ -1,0 +1,1 @@
+NINFER_API = 1
