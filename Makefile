@@ -20,7 +20,7 @@ $(BIN)/python:
 $(STAMP): $(BIN)/python pyproject.toml requirements-dev.txt $(wildcard plugins/*/pyproject.toml) kernels/pyproject.toml Makefile
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
-	$(BIN)/python -m pip install -q --no-build-isolation $(foreach p,$(PACKAGES),-e ./$(p) --config-settings editable_mode=compat)
+	$(BIN)/python -m pip install -q --no-build-isolation $(foreach p,$(PACKAGES),-e ./$(p))
 	$(BIN)/python -m pip install -q --no-deps '$(DEMO)'
 	touch $@
 
