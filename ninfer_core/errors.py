@@ -21,7 +21,9 @@ class PluginConflict(PluginError):
     """Two plugins offer one name."""
 
     def __init__(self, kind: str, name: str, first: str, second: str) -> None:
-        super().__init__(f"{kind} {name!r} is offered twice: by {first} and by {second}; leave one out with --no-plugin")
+        super().__init__(
+            f"{kind} {name!r} is offered twice: by {first} and by {second}; leave one out with --no-plugin"
+        )
         self.kind, self.name, self.first, self.second = kind, name, first, second
 
 

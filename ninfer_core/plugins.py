@@ -1,6 +1,7 @@
 """Discovery of plugins: the entry-point group ``ninfer``, read once per process.
 
-Discovery imports each plugin's module and collects its descriptors; it loads neither torch nor a web framework. A plugin
+Discovery imports each plugin's module and collects its descriptors; it loads neither torch nor a web framework. A
+plugin
 that fails to import, states another API level or raises in a hook is listed as broken and leaves the others alone: a
 start fails only when something it needs is not there, and the error then names the broken plugin.
 """

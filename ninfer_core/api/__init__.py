@@ -1,6 +1,7 @@
 """All that a plugin imports: ``hookimpl``, the descriptors of each category, the values that cross, the errors.
 
-Importing this module loads neither torch nor a web framework: descriptors are read at discovery. What a plugin does once
+Importing this module loads neither torch nor a web framework: descriptors are read at discovery. What a plugin does
+once
 it is chosen may use ``ninfer_core.api.nn`` (torch) and ``ninfer_core.api.http``.
 """
 
@@ -126,8 +127,8 @@ __all__ = [
     "SourceTensor",
     "SpecContext",
     "SpeculativeBackend",
-    "StartupError",
     "Started",
+    "StartupError",
     "StatePart",
     "Timings",
     "Tokenizer",

@@ -42,8 +42,8 @@ Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """``path`` may hold parameters: ``/v1/models/{model_id:path}``. GET also answers HEAD. ``/v1/...`` also answers under
-    ``/v1/v1/...``."""
+    """``path`` may hold parameters: ``/v1/models/{model_id:path}``. GET also answers HEAD. ``/v1/...`` also answers
+    under ``/v1/v1/...``."""
 
     method: str
     path: str

@@ -77,6 +77,7 @@ class Step:
     state_slots: tuple[int, ...]  # [B] slot of each row's recurrent state
     logit_index: Tensor  # [L] int64, device; the tokens whose logits are wanted
     provisional: bool  # True: state slots must not change before ``fold``; False: advance them in place
+    prompt_tokens: tuple[int, ...] = ()  # [B] tokens of each row's prompt, host; () where nobody knows
 
     @property
     def rows(self) -> int:
@@ -93,7 +94,8 @@ class Cache(Protocol):
         """Causal attention of every row over its stored history, this step included: [T, H, D] like ``q``."""
 
     def gather(self, layer: int, step: Step, row: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Stored keys and values of positions [start, end) of one row, decoded: two [end - start, G, D] fp32."""
+        """Stored keys and values of positions [start, end) of one row, decoded: two [end - start, G, D] fp32,
+        rotations of the storage undone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """Checkpoints and what is stored in them: encoded tensors, weight formats, importers of foreign files.
 
-Three views of a model on disk. A ``Source`` is a foreign checkpoint under its own tensor names (a Hugging Face folder, a
+Three views of a model on disk. A ``Source`` is a foreign checkpoint under its own tensor names (a Hugging Face
+folder, a
 GGUF file). The family turns it into logical parameters with an ``ImportPlan``. A ``Checkpoint`` offers logical
 parameters, whether they come from a ``.ninfer`` artifact or from a source through its plan; models are built from it.
 """
@@ -76,8 +77,8 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importer:
-    """Opens one kind of foreign checkpoint. ``claims(path)`` is cheap and never raises; the first importer that claims a
-    path opens it. ``open`` raises ArtifactError for a damaged or unsupported file."""
+    """Opens one kind of foreign checkpoint. ``claims(path)`` is cheap and never raises; the first importer that claims
+    a path opens it. ``open`` raises ArtifactError for a damaged or unsupported file."""
 
     name: str
     summary: str

@@ -1,0 +1,14 @@
+"""The definition of each norm, in plain torch and fp32."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm: ``x / sqrt(mean(x^2) + eps) * weight``, in fp32 with one rounding to x's dtype at the end.
+
+    x: [..., H]; weight: [H] fp32 -> [..., H]. A zero row stays zero (eps > 0). Source: Zhang and Sennrich 2019, eq. 4,
+    with eps inside the root as Llama has it.
+    """
+    v = x.float()
+    return (v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)

@@ -1,0 +1,1 @@
+"""The engine: admission, lanes, scheduling, the step, and the facade frontends use."""

@@ -1,0 +1,237 @@
+"""The facade frontends use: prepares requests off the loop, bounds them, and hands them to the engine thread."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ninfer_core.api import (
+    ApiError,
+    ChatJob,
+    ContextLengthExceeded,
+    Done,
+    ModelInfo,
+    OptionValues,
+    Preset,
+    PromptFormat,
+    RawJob,
+    Started,
+    Unavailable,
+)
+from ninfer_core.engine.capacity import Capacity, CapacityUnit
+from ninfer_core.engine.generation import LocalGeneration
+from ninfer_core.engine.request import OutputBudget, Request, output_budget
+from ninfer_core.engine.worker import Worker, _empty
+from ninfer_core.errors import QueueTimeout
+from ninfer_core.sampling.params import SamplingParams, resolve
+from ninfer_core.text.prompt import PreparedPrompt, PromptBuilder
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLimits:
+    """What bounds a request; fixed at start."""
+
+    max_context: int  # tokens
+    max_concurrency: int
+    max_pending: int
+    pending_timeout_seconds: float
+    pool_pages: int
+    default_max_tokens: int | None
+
+    @property
+    def share_pages(self) -> int:
+        """One lane's share of the KV pool."""
+        return self.pool_pages // self.max_concurrency
+
+
+class LocalEngine:
+    """An ``api.Engine`` in this process. Its coroutines run on the event loop, preparation on a thread beside it."""
+
+    def __init__(
+        self,
+        *,
+        info: ModelInfo,
+        format: PromptFormat,
+        prompts: PromptBuilder,
+        worker: Worker,
+        limits: EngineLimits,
+        options: OptionValues,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.info = info
+        self.format = format
+        self.limits = limits
+        self.worker = worker
+        self._prompts = prompts
+        self._options = options
+        self._close = close
+        self._ids = itertools.count(1)
+        self.capacity = Capacity(limits.max_concurrency + limits.max_pending)
+        self._preparing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ninfer-prepare")
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def failed(self) -> str | None:
+        """The class of an engine-wide failure, or None."""
+        return self.worker.failed
+
+    def start(self, loop: asyncio.AbstractEventLoop, *, on_failed: Callable[[], None] | None = None) -> None:
+        """Start the engine thread; ``on_failed`` is called on the loop after an engine-wide failure."""
+        self.worker.outbox.loop = loop
+        if on_failed is not None:
+            self.worker.on_failed = lambda: _call_on(loop, on_failed)
+        self.worker.start()
+
+    def stop(self, error: ApiError | None = None) -> None:
+        """Refuse new requests and end every running and queued one with ``error`` at the next boundary."""
+        self.worker.queue.close(error or Unavailable(message="The server is stopping."))
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the engine thread; False when it is still running after ``timeout`` seconds."""
+        ended = self.worker.join(timeout)
+        if ended:
+            self._preparing.shutdown(wait=False, cancel_futures=True)
+            self._close()
+        return ended
+
+    # ------------------------------------------------------------------ requests
+
+    async def chat(self, job: ChatJob) -> LocalGeneration:
+        return await self._submit(job, lambda: self._prompts.chat(job))
+
+    async def complete(self, job: RawJob) -> LocalGeneration:
+        return await self._submit(job, lambda: self._prompts.raw(job))
+
+    async def render(self, job: ChatJob) -> str:
+        return await self._prepare(lambda: self._prompts.render(job))
+
+    async def count(self, job: ChatJob) -> int:
+        prepared = await self._prepare(lambda: self._prompts.chat(job))
+        return len(prepared.ids)
+
+    async def tokenize(self, content: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]:
+        tokenizer = self.format.tokenizer
+        encode = tokenizer.encode_with_control if parse_special else tokenizer.encode
+        ids = await self._prepare(lambda: encode(content))
+        return [self.format.bos_id, *ids] if add_special and self.format.bos_id is not None else ids
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        tokenizer = self.format.tokenizer
+        for at, token in enumerate(token_ids):
+            if not 0 <= token < tokenizer.size:
+                raise ApiError(
+                    "invalid_token",
+                    f"tokens[{at}] is {token}; this model's token ids go from 0 to {tokenizer.size - 1}.",
+                    param=f"tokens[{at}]",
+                )
+        return b"".join(map(tokenizer.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.format.tokenizer.token_bytes(token_id)
+
+    async def _prepare(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+
+    async def _submit(self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt]) -> LocalGeneration:
+        closed = self.worker.queue.closed_with
+        if closed is not None:
+            raise closed
+        deadline = time.monotonic() + self.limits.pending_timeout_seconds
+        unit = self.capacity.acquire()
+        try:
+            try:
+                prepared = await asyncio.wait_for(self._prepare(build), self.limits.pending_timeout_seconds)
+            except TimeoutError:
+                raise QueueTimeout from None
+            request = self._request(job, prepared, deadline, unit)
+            if job.max_tokens == 0:
+                _answer_empty(request)
+            else:
+                self.worker.queue.submit(request)
+        except BaseException:
+            unit.done("engine")
+            unit.done("consumer")
+            raise
+        assert request.generation is not None
+        return request.generation
+
+    def _request(self, job: ChatJob | RawJob, prepared: PreparedPrompt, deadline: float, unit: CapacityUnit) -> Request:
+        prompt = len(prepared.ids)
+        if prompt > self.limits.max_context:
+            raise ContextLengthExceeded(prompt, self.limits.max_context)
+        if prompt == 0:
+            raise ApiError("invalid_prompt", "The prompt is empty; it needs at least one token.", param="prompt")
+        params = resolve(job.sampling, self._preset(prepared), self._options)
+        budget = self._budget(job, prompt)
+        generation = LocalGeneration(sampling=params.describe(), max_tokens=budget.tokens, unit=unit)
+        return self._assemble(job, prepared, params, budget, deadline, generation)
+
+    def _assemble(
+        self,
+        job: ChatJob | RawJob,
+        prepared: PreparedPrompt,
+        params: SamplingParams,
+        budget: OutputBudget,
+        deadline: float,
+        generation: LocalGeneration | None,
+    ) -> Request:
+        return Request(
+            id=next(self._ids),
+            prompt_ids=tuple(prepared.ids),
+            tool_texts=prepared.tool_texts,
+            reasoning=prepared.reasoning,
+            in_reasoning=prepared.in_reasoning,
+            raw=isinstance(job, RawJob),
+            params=params,
+            stop_ids=frozenset() if job.ignore_eos else self.format.stop_ids,
+            stops=job.stops,
+            limit=budget.tokens,
+            limit_finish=budget.finish,
+            want_progress=job.want_progress,
+            deadline=deadline,
+            submitted=time.monotonic(),
+            generation=generation,
+        )
+
+    def warm_up(self) -> None:
+        """Run one short request through every part of the engine, on the calling thread, before ``start``."""
+        job = RawJob(prompt=("warm-up",), ignore_eos=True)
+        prepared = self._prompts.raw(job)
+        params = resolve(job.sampling, Preset(temperature=1.0), self._options)
+        budget = OutputBudget(min(3, self.limits.max_context - len(prepared.ids) + 1), "output_limit")
+        request = self._assemble(job, prepared, params, budget, time.monotonic() + 3600, None)
+        self.worker.run_alone(request)
+
+    def _preset(self, prepared: PreparedPrompt) -> Preset:
+        thinking = self.format.thinking_preset
+        return thinking if prepared.thinking and thinking is not None else self.format.preset
+
+    def _budget(self, job: ChatJob | RawJob, prompt: int) -> OutputBudget:
+        return output_budget(
+            prompt=prompt,
+            requested=job.max_tokens,
+            max_context=self.limits.max_context,
+            share_pages=self.limits.share_pages,
+            default=None if job.max_tokens_is_open else self.limits.default_max_tokens,
+        )
+
+
+def _answer_empty(request: Request) -> None:
+    """A request for no output: prepared and counted, never given a lane."""
+    generation = request.generation
+    assert generation is not None
+    generation.deliver(Started(prompt_tokens=len(request.prompt_ids), reused_tokens=0))
+    generation.deliver(Done(result=_empty(request, "output_limit")))
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback)

@@ -1,0 +1,254 @@
+"""From a model path and options to an engine ready to start."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from ninfer_core.api import (
+    Checkpoint,
+    CopySource,
+    KVDtype,
+    ModelFamily,
+    ModelInfo,
+    OptionValues,
+    PromptFormat,
+    Refusal,
+    SpecContext,
+    StartupError,
+)
+from ninfer_core.api.nn import Model, Runtime
+from ninfer_core.engine.engine import EngineLimits, LocalEngine
+from ninfer_core.engine.program import Program
+from ninfer_core.engine.progress import Progress
+from ninfer_core.engine.request import Request
+from ninfer_core.engine.scheduler import Scheduler
+from ninfer_core.engine.worker import Worker
+from ninfer_core.kv.cache import KVCache
+from ninfer_core.kv.pages import PAGE_TOKENS, PagePool, pages_for
+from ninfer_core.kv.state import StatePool
+from ninfer_core.nn.loader import CheckpointWeights
+from ninfer_core.plugins import Plugins
+from ninfer_core.text.output import OutputSession
+from ninfer_core.text.prompt import PromptBuilder
+from ninfer_core.weights.checkpoint import checkpoint_facts, open_checkpoint
+
+log = structlog.get_logger()
+DEFAULT_CONTEXT = 8192
+
+
+def load_engine(model: str, values: OptionValues, plugins: Plugins, progress: Progress) -> LocalEngine:
+    """Open, build and warm up; blocking. Raises StartupError (one line) for everything an operator can mend."""
+    if values["threads"] is not None:
+        torch.set_num_threads(values["threads"])
+    progress.stage("opening the model")
+    family, checkpoint = open_checkpoint(model, plugins)
+    try:
+        return _compose(family, checkpoint, values, plugins, progress)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _compose(
+    family: ModelFamily, checkpoint: Checkpoint, values: OptionValues, plugins: Plugins, progress: Progress
+) -> LocalEngine:
+    runtime = _runtime(family, checkpoint, values)
+    dtype = _kv_dtype(values, plugins)
+    format = family.prompt(checkpoint)
+    limits = _limits(values, runtime.max_context)
+    sources = _copy_sources(family, format, limits, values, plugins)
+    progress.stage("loading weights")
+    loader = CheckpointWeights(checkpoint, plugins.weight_formats, runtime, progress=progress.advance)
+    built = family.build(checkpoint, loader, runtime)
+    progress.stage("allocating the KV pool")
+    geometry = family.kv_geometry(checkpoint.config)
+    cache = KVCache(geometry, dtype, limits.pool_pages, runtime.device, runtime.reference)
+    states = StatePool(family.state_layout(checkpoint.config), limits.max_concurrency, runtime.device)
+    program = Program(
+        model=built, cache=cache, states=states, device=runtime.device, public_tokens=format.tokenizer.size
+    )
+    engine = LocalEngine(
+        info=_info(family, checkpoint, format, limits, values),
+        format=format,
+        prompts=_prompts(format, values),
+        worker=_worker(program, limits, format, _all_sources(sources, built), values),
+        limits=limits,
+        options=values,
+        close=checkpoint.close,
+    )
+    progress.stage("warm-up")
+    engine.warm_up()
+    log.info(
+        "engine_ready",
+        model=engine.info.id,
+        architecture=checkpoint.architecture,
+        device=str(runtime.device),
+        kv_dtype=dtype.name,
+        kv_pages=limits.pool_pages,
+        max_context=limits.max_context,
+        max_concurrency=limits.max_concurrency,
+        speculation=values["spec"] or "off",
+    )
+    return engine
+
+
+def _runtime(family: ModelFamily, checkpoint: Checkpoint, values: OptionValues) -> Runtime:
+    device = _device(values["device"])
+    reference = bool(values["reference_ops"])
+    trained = family.context_length(checkpoint.config)
+    max_context = values["max_context"] or min(DEFAULT_CONTEXT, trained)
+    if max_context > trained:
+        raise Refusal(
+            f"--max-context {max_context} exceeds the {trained} tokens this model was trained for; pass at most that"
+        )
+    dtype = torch.float32 if reference or device.type == "cpu" else torch.bfloat16
+    return Runtime(device=device, dtype=dtype, reference=reference, max_context=max_context, options=values)
+
+
+def _device(choice: str) -> torch.device:
+    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    index = 0 if choice == "auto" else int(choice)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        raise StartupError(f"--device {index}: this machine has {count} CUDA devices; pass --device cpu")
+    return torch.device("cuda", index)
+
+
+def _kv_dtype(values: OptionValues, plugins: Plugins) -> KVDtype:
+    name = values["kv_dtype"]
+    if name is not None:
+        return plugins.choose(plugins.kv_dtypes, name)
+    default = [dtype for dtype in plugins.kv_dtypes if dtype.default]
+    if len(default) != 1:
+        known = ", ".join(plugins.kv_dtypes.names()) or "none"
+        raise StartupError(f"no single default KV storage is installed; choose one with --kv-dtype (known: {known})")
+    return default[0]
+
+
+def _limits(values: OptionValues, max_context: int) -> EngineLimits:
+    needed = pages_for(max_context)
+    asked = values["kv_capacity"]
+    pages = pages_for(asked) if asked is not None else needed
+    if pages < needed:
+        raise Refusal(
+            f"--kv-capacity {asked} is below --max-context {max_context}; one request could not fill its context"
+        )
+    lanes = values["max_concurrency"]
+    if pages < lanes:
+        raise Refusal(
+            f"--kv-capacity {pages * PAGE_TOKENS} holds {pages} pages for {lanes} lanes; each needs at least one page of "
+            f"{PAGE_TOKENS} tokens"
+        )
+    return EngineLimits(
+        max_context=max_context,
+        max_concurrency=lanes,
+        max_pending=values["max_pending_requests"],
+        pending_timeout_seconds=values["pending_timeout_ms"] / 1e3,
+        pool_pages=min(pages, lanes * needed),
+        default_max_tokens=values["default_max_tokens"],
+    )
+
+
+def _copy_sources(
+    family: ModelFamily, format: PromptFormat, limits: EngineLimits, values: OptionValues, plugins: Plugins
+) -> list[CopySource]:
+    name = values["spec"]
+    if name is None:
+        _refuse_idle_options(values, plugins)
+        return []
+    backend = plugins.choose(plugins.speculative_backends, name)
+    context = SpecContext(
+        architecture=family.name,
+        max_concurrency=limits.max_concurrency,
+        max_context=limits.max_context,
+        control_token_ids=frozenset(format.tokenizer.control_tokens.values()),
+        options=values,
+    )
+    return [backend.open(context)]
+
+
+def _refuse_idle_options(values: OptionValues, plugins: Plugins) -> None:
+    """An option of a speculative backend that nothing would read is a mistake, not a preference."""
+    for backend in plugins.speculative_backends:
+        for option in backend.options:
+            if option.key in values.given and values[option.key]:
+                raise Refusal(f"{option.flag} has no effect without --spec {backend.name}")
+
+
+def _all_sources(chosen: Sequence[CopySource], model: Model) -> list[CopySource]:
+    return [*chosen, model.draft_source] if model.draft_source is not None else list(chosen)
+
+
+def _worker(
+    program: Program, limits: EngineLimits, format: PromptFormat, sources: Sequence[CopySource], values: OptionValues
+) -> Worker:
+    def open_session(request: Request) -> OutputSession:
+        return OutputSession(
+            format.tokenizer,
+            stop_ids=request.stop_ids,
+            stops=request.stops,
+            reasoning=request.reasoning,
+            in_reasoning=request.in_reasoning,
+            limit=request.limit,
+            limit_finish=request.limit_finish,
+            raw=request.raw,
+        )
+
+    return Worker(
+        program=program,
+        pool=PagePool(limits.pool_pages),
+        scheduler=Scheduler(chunk=values["prefill_chunk"], rounds=values["decode_rounds_per_prefill"]),
+        lanes=limits.max_concurrency,
+        sources=sources,
+        open_session=open_session,
+    )
+
+
+def _prompts(format: PromptFormat, values: OptionValues) -> PromptBuilder:
+    effort = values["default_reasoning_effort"]
+    if values["no_thinking"] and effort not in (None, "none"):
+        raise Refusal(f"--default-reasoning-effort {effort} contradicts --no-thinking; leave one of them out")
+    override = None
+    if values["chat_template"] is not None:
+        try:
+            override = Path(values["chat_template"]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise StartupError(f"--chat-template {values['chat_template']}: cannot be read ({reason})") from None
+    return PromptBuilder(
+        format,
+        default_thinking=False if values["no_thinking"] or effort == "none" else None,
+        default_effort=None if effort == "none" else effort,
+        default_preserve_thinking=True if values["preserve_thinking"] else None,
+        template_override=override,
+    )
+
+
+def _info(
+    family: ModelFamily, checkpoint: Checkpoint, format: PromptFormat, limits: EngineLimits, values: Mapping[str, Any]
+) -> ModelInfo:
+    facts = checkpoint_facts(checkpoint)
+    return ModelInfo(
+        id=values.get("model_id") or checkpoint.name or checkpoint.architecture,
+        path=os.fspath(checkpoint.path),
+        created=int(time.time()),
+        architecture=checkpoint.architecture,
+        max_context=limits.max_context,
+        trained_context=family.context_length(checkpoint.config),
+        vocab_tokens=format.tokenizer.size,
+        hidden_size=family.hidden_size(checkpoint.config),
+        parameters=facts.parameters,
+        weight_bytes=facts.weight_bytes,
+        weight_formats=tuple(facts.formats),
+        max_concurrency=limits.max_concurrency,
+        has_chat=format.template is not None or values.get("chat_template") is not None,
+        thinks_by_default=format.thinks_by_default and not values["no_thinking"],
+    )

@@ -1,0 +1,1 @@
+"""Paged KV: page accounting and the stored planes."""

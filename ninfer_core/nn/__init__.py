@@ -1,0 +1,1 @@
+"""What models are built from: a checkpoint's parameters as operations over any stored weight format."""

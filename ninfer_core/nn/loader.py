@@ -1,0 +1,143 @@
+"""From a checkpoint to the operations of a model, reading each parameter once.
+
+What a matrix becomes: with ``--reference-ops`` fp32 weights; on a CPU the weight format's own packed route, or fp32
+weights where it has none (a bf16 GEMM is several times slower than fp32 there); on a GPU weights in the dtype of the
+activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ninfer_core.api import Checkpoint, EncodedTensor, WeightFormat
+from ninfer_core.api.nn import Embedding, Linear, Runtime
+from ninfer_core.api.weights import Shape
+from ninfer_core.errors import ArtifactError, InvariantError, UnknownChoice
+from ninfer_core.registry import Registry
+
+from .embedding import DenseEmbedding, StoredEmbedding
+from .linear import DenseLinear, StackedLinear
+
+DECODE_ELEMENTS = 1 << 22
+"""A big tensor is decoded this many elements at a time (16 MiB of fp32), so that no second dense copy exists."""
+
+Stored = tuple[WeightFormat, EncodedTensor]
+
+
+class CheckpointWeights:
+    """``api.nn.Weights`` over a checkpoint.
+
+    ``weight_formats`` decode what the checkpoint stores; ArtifactError for a format nobody offers. ``on_bytes`` hears
+    the stored bytes read so far, each parameter counted once.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weight_formats: Registry[WeightFormat],
+        runtime: Runtime,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.weight_formats = weight_formats
+        self.runtime = runtime
+        self.on_bytes = on_bytes
+        self.on_cpu = runtime.device.type == "cpu"
+        self.dense_dtype = torch.float32 if runtime.reference or self.on_cpu else runtime.dtype
+        self.bytes_read = 0
+        self._counted: set[str] = set()
+        self._tables: dict[str, Tensor] = {}
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        """A small parameter, decoded, in fp32 on the model's device: a copy that outlives the files."""
+        decoded = [weight_format.decode(tensor).reshape(-1) for weight_format, tensor in self._stored(name, shape)]
+        flat = torch.cat(decoded) if len(decoded) > 1 else decoded[0].clone()
+        return flat.reshape(shape).to(self.runtime.device)
+
+    def linear(self, names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Linear:
+        """One operation over the rows of all ``names``, in order. A table already loaded densely is used as it is."""
+        wanted = list(_pairs(names, shapes))
+        if len(wanted) == 1 and wanted[0][0] in self._tables:
+            return DenseLinear(self._tables[wanted[0][0]])
+        stored = [pair for name, shape in wanted for pair in self._stored(name, shape)]
+        if self.runtime.reference or not self.on_cpu:
+            return DenseLinear(self._dense(stored))
+        operations = [self._cpu_linear(list(run)) for _, run in groupby(stored, key=lambda pair: pair[0].name)]
+        return operations[0] if len(operations) == 1 else StackedLinear(operations)
+
+    def embedding(self, name: str, shape: Shape) -> Embedding:
+        """A token table; a head tied to it is ``linear`` of the same name."""
+        stored = self._stored(name, shape)
+        if self.on_cpu:
+            return StoredEmbedding(stored, self.runtime.dtype)
+        table = self._tables[name] = self._dense(stored)
+        return DenseEmbedding(table)
+
+    def parts(self, name: str, shape: Shape) -> tuple[EncodedTensor, ...]:
+        return tuple(tensor for _, tensor in self._stored(name, shape))
+
+    def _cpu_linear(self, run: list[Stored]) -> Linear:
+        """The fast route of one format, or fp32 weights."""
+        cpu_linear = run[0][0].cpu_linear
+        if cpu_linear is not None:
+            return cpu_linear([tensor for _, tensor in run])
+        return DenseLinear(self._dense(run))
+
+    def _dense(self, stored: Sequence[Stored]) -> Tensor:
+        """Decoded rows of all parts in one [N, K] tensor on the device."""
+        if len(stored) == 1 and self.on_cpu and stored[0][0].name == "fp32":
+            return stored[0][0].decode(stored[0][1])
+        rows = sum(tensor.shape[0] for _, tensor in stored)
+        out = torch.empty(rows, stored[0][1].shape[1], dtype=self.dense_dtype, device=self.runtime.device)
+        start = 0
+        for weight_format, tensor in stored:
+            for decoded in _decoded_rows(weight_format, tensor):
+                out[start : start + len(decoded)].copy_(decoded)
+                start += len(decoded)
+        return out
+
+    def _stored(self, name: str, shape: Shape) -> list[Stored]:
+        parts = self.checkpoint.parameter(name, shape)
+        if name not in self._counted:
+            self._counted.add(name)
+            self.bytes_read += sum(part.data.numel() for part in parts)
+            if self.on_bytes is not None:
+                self.on_bytes(self.bytes_read)
+        return [(self._format_of(name, part), part) for part in parts]
+
+    def _format_of(self, name: str, part: EncodedTensor) -> WeightFormat:
+        try:
+            weight_format = self.weight_formats[part.format]
+        except UnknownChoice as unknown:
+            raise ArtifactError(f"{self.checkpoint.path}: {name}: {unknown}") from None
+        if weight_format.layout != part.layout:
+            raise ArtifactError(
+                f"{self.checkpoint.path}: {name}: format {part.format} is stored in layout {part.layout!r}; "
+                f"expected {weight_format.layout!r}"
+            )
+        return weight_format
+
+
+def _decoded_rows(weight_format: WeightFormat, tensor: EncodedTensor) -> Iterator[Tensor]:
+    """The rows of a matrix in fp32, some at a time."""
+    rows, columns = tensor.shape
+    step = max(1, DECODE_ELEMENTS // columns)
+    if rows <= step:
+        yield weight_format.decode(tensor)
+        return
+    for start in range(0, rows, step):
+        yield weight_format.decode(weight_format.take_rows(tensor, range(start, min(start + step, rows))))
+
+
+def _pairs(names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
+    """``names`` with their shapes, whether one or several were given."""
+    if isinstance(names, str):
+        names, shapes = (names,), (shapes,)  # type: ignore[assignment]
+    if len(names) != len(shapes):
+        raise InvariantError(f"{len(names)} names and {len(shapes)} shapes")
+    for name, shape in zip(names, shapes, strict=True):
+        yield name, tuple(shape)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Models on disk: the ``.ninfer`` container, weight formats, importers and checkpoints."""
