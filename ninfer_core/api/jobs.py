@@ -166,6 +166,7 @@ class Result:
     timings: Timings
     seed: int
     prompt_ids: tuple[int, ...] = ()
+    lane: int = 0  # the lane that ran it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

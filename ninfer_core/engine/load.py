@@ -144,7 +144,7 @@ def _limits(values: OptionValues, max_context: int) -> EngineLimits:
     lanes = values["max_concurrency"]
     if pages < lanes:
         raise Refusal(
-            f"--kv-capacity {pages * PAGE_TOKENS} holds {pages} pages for {lanes} lanes; each needs at least one page of "
+            f"--kv-capacity {pages * PAGE_TOKENS} is {pages} pages for {lanes} lanes; each needs at least one page of "
             f"{PAGE_TOKENS} tokens"
         )
     return EngineLimits(

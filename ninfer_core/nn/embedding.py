@@ -35,7 +35,7 @@ class StoredEmbedding:
             return self._rows(0, token_ids.tolist())
         out = torch.empty(len(token_ids), self.parts[0][1].shape[1], dtype=self.dtype)
         part_of = torch.bucketize(token_ids, torch.tensor(self._ends), right=True)
-        for index in part_of.unique().tolist():
+        for index in sorted(set(part_of.tolist())):
             mine = part_of == index
             first = self._ends[index - 1] if index else 0
             out[mine] = self._rows(index, (token_ids[mine] - first).tolist())

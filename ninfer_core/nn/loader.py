@@ -18,6 +18,7 @@ from ninfer_core.api.nn import Embedding, Linear, Runtime
 from ninfer_core.api.weights import Shape
 from ninfer_core.errors import ArtifactError, InvariantError, UnknownChoice
 from ninfer_core.registry import Registry
+from ninfer_core.weights.checkpoint import checkpoint_facts
 
 from .embedding import DenseEmbedding, StoredEmbedding
 from .linear import DenseLinear, StackedLinear
@@ -31,8 +32,9 @@ Stored = tuple[WeightFormat, EncodedTensor]
 class CheckpointWeights:
     """``api.nn.Weights`` over a checkpoint.
 
-    ``weight_formats`` decode what the checkpoint stores; ArtifactError for a format nobody offers. ``on_bytes`` hears
-    the stored bytes read so far, each parameter counted once.
+    ``weight_formats`` decode what the checkpoint stores; ArtifactError for a format nobody offers. ``progress`` hears
+    (stored bytes read so far, bytes in all), each parameter counted once. Packed and fp32 weights may stay views of the
+    checkpoint's files, so the checkpoint stays open as long as the model lives.
     """
 
     def __init__(
@@ -40,15 +42,16 @@ class CheckpointWeights:
         checkpoint: Checkpoint,
         weight_formats: Registry[WeightFormat],
         runtime: Runtime,
-        on_bytes: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.weight_formats = weight_formats
         self.runtime = runtime
-        self.on_bytes = on_bytes
+        self.progress = progress
         self.on_cpu = runtime.device.type == "cpu"
         self.dense_dtype = torch.float32 if runtime.reference or self.on_cpu else runtime.dtype
         self.bytes_read = 0
+        self.bytes_total = checkpoint_facts(checkpoint).weight_bytes if progress else 0
         self._counted: set[str] = set()
         self._tables: dict[str, Tensor] = {}
 
@@ -105,8 +108,8 @@ class CheckpointWeights:
         if name not in self._counted:
             self._counted.add(name)
             self.bytes_read += sum(part.data.numel() for part in parts)
-            if self.on_bytes is not None:
-                self.on_bytes(self.bytes_read)
+            if self.progress is not None:
+                self.progress(min(self.bytes_read, self.bytes_total), self.bytes_total)
         return [(self._format_of(name, part), part) for part in parts]
 
     def _format_of(self, name: str, part: EncodedTensor) -> WeightFormat:

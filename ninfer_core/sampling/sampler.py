@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,20 +36,29 @@ def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> lis
     z = logits[:, :public_tokens]
     if any(column.params.penalized for column in columns):
         z = _penalized(z, columns)
-    best = z.max(dim=-1)
-    sound = torch.isfinite(best.values).tolist()
-    drawn = z.argmax(dim=-1).tolist()  # the lowest id among equals
-    warm = [row for row, column in enumerate(columns) if sound[row] and not column.params.greedy]
+    drawn = [FAILED] * len(columns)
+    greedy = [row for row, column in enumerate(columns) if column.params.greedy]
+    if greedy:
+        best = _rows(z, greedy).max(dim=-1)  # the first index among equals is the lowest id
+        for row, value, token in zip(greedy, best.values.tolist(), best.indices.tolist(), strict=True):
+            drawn[row] = token if math.isfinite(value) else FAILED
+    warm = [row for row, column in enumerate(columns) if not column.params.greedy]
     if warm:
-        part = z if len(warm) == len(columns) else z[warm]
-        found = top_candidates(part, max(columns[row].params.top_k for row in warm))
+        found = top_candidates(_rows(z, warm), max(columns[row].params.top_k for row in warm))
         for at, row in enumerate(warm):
-            column = columns[row]
-            params = column.params
-            weights = support(found.logits[at, : params.top_k], params.temperature, params.top_p, params.min_p)
-            rank = pick(weights, uniform(params.seed, column.position, column.purpose))
-            drawn[row] = int(found.ids[at, rank])
-    return [token if ok else FAILED for token, ok in zip(drawn, sound, strict=True)]
+            if math.isfinite(found.logits[at].max()):  # NaN wins a max; masked candidates may be -inf
+                drawn[row] = _draw(found.logits[at], found.ids[at], columns[row])
+    return drawn
+
+
+def _rows(z: Tensor, rows: list[int]) -> Tensor:
+    return z if len(rows) == len(z) else z[rows]
+
+
+def _draw(logits: np.ndarray, ids: np.ndarray, column: Column) -> int:
+    params = column.params
+    weights = support(logits[: params.top_k], params.temperature, params.top_p, params.min_p)
+    return int(ids[pick(weights, uniform(params.seed, column.position, column.purpose))])
 
 
 def _penalized(z: Tensor, columns: Sequence[Column]) -> Tensor:

@@ -1,6 +1,6 @@
-"""The JSON directory of a ``.ninfer`` artifact: checked in full when it is parsed, immutable afterwards.
+"""What the JSON directory of a ``.ninfer`` artifact says, checked in full by ``directory_parser`` and immutable.
 
-Rules: ``spec/artifact.md`` §3; refusals: §20 rows 7-23. Formats and layouts are names here; whoever interprets an object
+Records: ``spec/artifact.md`` §3. Formats and layouts are names here; whoever interprets an object
 resolves them. Offsets and sizes count bytes of the logical payload, ranges count logical elements.
 """
 
@@ -15,7 +15,6 @@ from ninfer_core.errors import ArtifactError
 
 from .names import quoted, shaped
 
-U64 = (1 << 64) - 1
 POLICIES = ("A16Only", "AllowA8", "AllowA4")
 
 
@@ -112,18 +111,7 @@ def elements(shape: tuple[int, ...]) -> int:
     return product
 
 
-def parse_directory(text: bytes, file: str, *, entry_name: str) -> Directory:
-    """The directory in ``text``; ArtifactError for the first rule it breaks.
-
-    ``file`` begins every message; ``entry_name`` is the entry file's own name, which no part may have.
-    """
-    from .directory_checks import DirectoryParser
-    from .strict_json import parse_json
-
-    return DirectoryParser(file, entry_name).directory(parse_json(text, file))
-
-
-def check_tensor_covers(directory: Directory, file: str, name: str, shape: tuple[int, ...]) -> Binding:
+def binding_of(directory: Directory, file: str, name: str, shape: tuple[int, ...]) -> Binding:
     """The binding of parameter ``name``, known to hold exactly ``shape``; ArtifactError (row 36) otherwise."""
     binding = directory.bindings.get(name)
     if binding is None:

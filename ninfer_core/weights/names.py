@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 LONGEST = 120  # characters
@@ -10,8 +9,7 @@ LONGEST = 120  # characters
 
 def plain(name: object) -> str:
     """``name`` with control characters and lone surrogates escaped, cut at 120 characters."""
-    escaped = json.dumps(str(name), ensure_ascii=False)[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-    printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped)
+    printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in str(name))
     return printable if len(printable) <= LONGEST else printable[: LONGEST - 3] + "..."
 
 

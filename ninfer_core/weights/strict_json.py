@@ -26,8 +26,8 @@ def parse_json(text: bytes, file: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
             raise ArtifactError(f"{file}: duplicate JSON member {quoted(twice)}")
         return found
 

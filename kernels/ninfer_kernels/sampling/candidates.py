@@ -20,19 +20,19 @@ def top_candidates(logits: Tensor, k: int) -> Candidates:
     """The ``k`` best of each row, on the host. logits: [R, V] on any device, any float dtype; 1 <= k <= DOMAIN.
 
     ``torch.topk`` orders equal values arbitrarily, so ties at the cut are resolved here: everything above the k-th
-    value
-    is in, then the lowest ids that equal it.
+    value is in, then the lowest ids that equal it. A row with a NaN keeps it among its candidates.
     """
     vocab = logits.shape[-1]
     k = min(k, vocab)
-    values, ids = torch.topk(logits, k, dim=-1)
-    cut = values[:, -1:]
-    crowded = (logits == cut).sum(-1) > (values == cut).sum(-1)
-    values_RK = values.float().cpu().numpy()
-    ids_RK = ids.cpu().numpy()
-    for row in torch.nonzero(crowded).flatten().tolist():
-        above = int((values_RK[row] > values_RK[row, -1]).sum())
-        equal = torch.nonzero(logits[row] == cut[row]).flatten()[: k - above].cpu().numpy()
-        ids_RK[row, above:] = equal
+    found = torch.topk(logits, min(k + 1, vocab), dim=-1)
+    values_RK = found.values.float().cpu().numpy()
+    ids_RK = found.indices.cpu().numpy()
+    if vocab > k:
+        for row in np.nonzero(values_RK[:, k] == values_RK[:, k - 1])[0].tolist():
+            cut = values_RK[row, k - 1]
+            above = int((values_RK[row, :k] > cut).sum())
+            equal = torch.nonzero(logits[row] == logits[row, ids_RK[row, k - 1]]).flatten()
+            ids_RK[row, above:k] = equal[: k - above].cpu().numpy()
+    values_RK, ids_RK = values_RK[:, :k], ids_RK[:, :k]
     order = np.lexsort((ids_RK, -values_RK), axis=-1)
     return Candidates(np.take_along_axis(values_RK, order, -1), np.take_along_axis(ids_RK, order, -1))

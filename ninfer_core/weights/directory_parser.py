@@ -1,4 +1,4 @@
-"""Schema of the directory: every record has a closed set of members (``spec/artifact.md`` §3.2-3.6)."""
+"""The directory's schema: every record has a closed set of members (``spec/artifact.md`` §3.2-3.6, §20 rows 9-23)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ninfer_core.errors import ArtifactError
 
 from .directory import (
     POLICIES,
-    U64,
     Binding,
     Component,
     Directory,
@@ -21,14 +20,23 @@ from .directory import (
     elements,
 )
 from .names import listed, plain, quoted
-from .strict_json import check_open_value, is_utf8
+from .strict_json import check_open_value, is_utf8, parse_json
 
+U64 = (1 << 64) - 1
 MAX_RANK = 16
 MAX_OBJECTS = 4 << 20
 MAX_FILES = 4096
 
 TENSOR = ("id", "kind", "shape", "format", "layout", "offset", "bytes")
 RESOURCE = ("id", "kind", "encoding", "offset", "bytes")
+
+
+def parse_directory(text: bytes, file: str, *, entry_name: str) -> Directory:
+    """The directory in ``text``; ArtifactError for the first rule it breaks.
+
+    ``file`` begins every message; ``entry_name`` is the entry file's own name, which no part may have.
+    """
+    return DirectoryParser(file, entry_name).directory(parse_json(text, file))
 
 
 class DirectoryParser:
@@ -80,7 +88,7 @@ class DirectoryParser:
                 names.add(name)
             elif path is not None:
                 self.refuse("files[0].path must be null")
-            found.append(FileEntry(path=path, payload_bytes=self.integer(record["payload_bytes"], where, 1)))
+            found.append(FileEntry(path=path, payload_bytes=self.integer(record["payload_bytes"], f"{where}.payload_bytes", 1)))
         if not found:
             self.refuse("files[0].path must be null")
         if sum(file.payload_bytes for file in found) > U64:

@@ -1,0 +1,155 @@
+"""Native functions made at run time with llvmlite, run on the OpenMP team that torch already owns.
+
+Two pools of threads on one machine fight for its cores; ``GOMP_parallel`` of the libgomp inside torch starts a function on
+the very threads torch's own operations use, at about a microsecond a call. Without that library (another OpenMP, another
+system) the function runs on the calling thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+from llvmlite import ir
+
+PTR = ir.PointerType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+LANES = 8
+VEC = ir.VectorType(F32, LANES)
+
+Values = list[ir.Value]
+
+
+class Unsupported(RuntimeError):
+    """This processor or installation cannot run the native route; the message says why."""
+
+
+def i64(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
+
+
+def loop(b: ir.IRBuilder, count: ir.Value, init: Sequence[ir.Value], body: Callable[[ir.Value, Values], Values]) -> Values:
+    """``for i in range(count): state = body(i, state)``; gives the last state. ``count`` is i64 and may be zero."""
+    before, head = b.block, b.append_basic_block("head")
+    inside, after = b.append_basic_block("body"), b.append_basic_block("after")
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(I64)
+    i.add_incoming(i64(0), before)
+    state = [b.phi(value.type) for value in init]
+    for phi, value in zip(state, init, strict=True):
+        phi.add_incoming(value, before)
+    b.cbranch(b.icmp_signed("<", i, count), inside, after)
+    b.position_at_end(inside)
+    new = body(i, list(state))
+    i.add_incoming(b.add(i, i64(1)), b.block)
+    for phi, value in zip(state, new, strict=True):
+        phi.add_incoming(value, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    return list(state)
+
+
+def at(b: ir.IRBuilder, base: ir.Value, index: ir.Value | int, item: ir.Type = I8) -> ir.Value:
+    """The address of ``base[index]`` for items of this type."""
+    return b.gep(base, [i64(index) if isinstance(index, int) else index], source_etype=item)
+
+
+def load(b: ir.IRBuilder, typ: ir.Type, address: ir.Value) -> ir.Value:
+    """An unaligned load."""
+    return b.load(address, align=1, typ=typ)
+
+
+def splat(b: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
+    """A scalar in every lane."""
+    vector = ir.VectorType(scalar.type, LANES)
+    first = b.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    """x * y + z, rounded once."""
+    name = f"llvm.fma.v{LANES}f32"
+    declared = b.module.globals.get(name)
+    if declared is None:
+        declared = ir.Function(b.module, ir.FunctionType(VEC, [VEC] * 3), name)
+    return b.call(declared, [x, y, z])
+
+
+def total(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """The sum of the lanes, halves first: one fixed order, whoever calls."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        undefined = ir.Constant(vector.type, ir.Undefined)
+        low, high = (
+            b.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(I32, width), list(range(start, start + width))))
+            for start in (0, width)
+        )
+        vector = b.fadd(low, high)
+    return b.extract_element(vector, ir.Constant(I32, 0))
+
+
+@functools.cache
+def machine() -> llvm.TargetMachine:
+    """The host's code generator; Unsupported on a processor without half-precision conversion and fused multiply-add."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    triple = llvm.get_process_triple()
+    if triple.startswith("x86_64") and not all(features.get(name) for name in ("avx2", "fma", "f16c")):
+        raise Unsupported("the processor lacks AVX2, FMA or F16C")
+    if not triple.startswith(("x86_64", "aarch64", "arm64")):
+        raise Unsupported(f"no native route for {triple}")
+    target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, reloc="pic", codemodel="default", jit=True
+    )
+
+
+class Native:
+    """A compiled ``void name(int64_t *arguments)``; the code lives as long as this object."""
+
+    def __init__(self, module: ir.Module, name: str) -> None:
+        host = machine()
+        module.triple = host.triple
+        module.data_layout = str(host.target_data)
+        parsed = llvm.parse_assembly(str(module))
+        parsed.verify()
+        passes = llvm.create_pass_builder(host, llvm.create_pipeline_tuning_options(speed_level=2))
+        passes.getModulePassManager().run(parsed, passes)
+        self._engine = llvm.create_mcjit_compiler(parsed, host)
+        self._engine.finalize_object()
+        self.address = self._engine.get_function_address(name)
+        self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+
+    def alone(self, arguments: ctypes.Array[ctypes.c_int64]) -> None:
+        """Run on the calling thread."""
+        self._call(ctypes.addressof(arguments))
+
+    def together(self, arguments: ctypes.Array[ctypes.c_int64], threads: int) -> None:
+        """Run on ``threads`` threads at once, each with the same arguments; returns when all have."""
+        parallel = team()
+        if parallel is None or threads == 1:
+            self._call(ctypes.addressof(arguments))
+        else:
+            parallel(self.address, ctypes.addressof(arguments), threads, 0)
+
+
+@functools.cache
+def team() -> Callable[[int, int, int, int], None] | None:
+    """``GOMP_parallel`` of torch's own libgomp, or None."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
+        try:
+            parallel = ctypes.CDLL(str(path)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return parallel  # type: ignore[no-any-return]
+    return None

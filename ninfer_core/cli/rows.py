@@ -1,0 +1,111 @@
+"""A measurement is a row of JSON: what was measured, where, and with which versions. ``bench/rows/*.jsonl`` keeps them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are of one call; rates (tokens/s, GB/s) are derived from ``tokens`` and ``bytes_moved``, never typed."""
+
+    op: str  # "decode", "prefill", "quant_linear"
+    shape: str  # "R1-P512-D64"
+    impl: str  # "ninfer", "llama.cpp", "reference"
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    tokens: int = 0  # produced or read by one call
+    bytes_moved: int = 0
+    device: str
+    versions: dict[str, str]  # ninfer, its commit, python, torch
+    note: str = ""
+    measured: str  # local date and time
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1e3 * self.tokens / self.median_ms if self.median_ms > 0 else 0.0
+
+
+def row(
+    op: str,
+    shape: str,
+    impl: str,
+    times_ms: Sequence[float],
+    *,
+    tokens: int = 0,
+    bytes_moved: int = 0,
+    note: str = "",
+) -> Row:
+    """A row of these times, at least one, on this machine."""
+    low, median, high = quantiles(times_ms)
+    return Row(
+        op=op,
+        shape=shape,
+        impl=impl,
+        median_ms=median,
+        p20_ms=low,
+        p80_ms=high,
+        tokens=tokens,
+        bytes_moved=bytes_moved,
+        device=device(),
+        versions=versions(),
+        note=note,
+        measured=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+
+
+def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The 20th, 50th and 80th percentile; of one value, that value three times."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    fifths = statistics.quantiles(values, n=5, method="inclusive")
+    return fifths[0], statistics.median(values), fifths[3]
+
+
+def append(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows to a JSONL file, its folder made when missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.writelines(msgspec.json.encode(item) + b"\n" for item in rows)
+
+
+def device() -> str:
+    """The processor and the threads torch uses, or the GPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads"
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on."""
+    found = {name: metadata.version(name) for name in ("ninfer", "torch", "numpy")}
+    return {**found, "python": platform.python_version(), "commit": _commit()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    here = Path(__file__).resolve().parent
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

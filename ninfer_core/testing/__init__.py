@@ -1,0 +1,43 @@
+"""The tests a plugin has to pass, as classes to subclass, and the fakes they run on. Needs pytest.
+
+    from ninfer_core.testing import KVDtypeContract
+
+    class TestHalf(KVDtypeContract):
+        dtype = ninfer_kv_dtypes()[0]
+        tolerance = 1e-3
+
+Each class names the attributes a subclass sets; a failing test names what the plugin promises and does not keep.
+"""
+
+import pytest
+
+for _room in ("family", "frontend", "importer", "kv", "rig", "spec", "weights"):
+    pytest.register_assert_rewrite(f"{__name__}.{_room}")
+
+from .cache import SimpleCache
+from .compose import compose
+from .fakes import FakeContext, FakeEngine, FakeGeneration
+from .family import ModelFamilyContract
+from .frontend import ProtocolFrontendContract
+from .importer import ImporterContract
+from .kv import KVDtypeContract
+from .rig import Rig, make_step
+from .spec import CopySourceContract, SpeculativeBackendContract
+from .weights import WeightFormatContract
+
+__all__ = [
+    "CopySourceContract",
+    "FakeContext",
+    "FakeEngine",
+    "FakeGeneration",
+    "ImporterContract",
+    "KVDtypeContract",
+    "ModelFamilyContract",
+    "ProtocolFrontendContract",
+    "Rig",
+    "SimpleCache",
+    "SpeculativeBackendContract",
+    "WeightFormatContract",
+    "compose",
+    "make_step",
+]

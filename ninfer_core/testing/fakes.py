@@ -1,0 +1,224 @@
+"""An engine without a model, for frontends: it says what it is told to, in the pieces it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ninfer_core.api import (
+    ApiError,
+    ChatJob,
+    Delta,
+    Done,
+    Engine,
+    Event,
+    ModelInfo,
+    NotFound,
+    OptionValues,
+    Progress,
+    RawJob,
+    Result,
+    Started,
+    Timings,
+)
+from ninfer_core.api.jobs import Channel, FinishReason
+
+INFO = ModelInfo(
+    id="fake",
+    path="/models/fake.ninfer",
+    created=1_700_000_000,
+    architecture="FakeForCausalLM",
+    max_context=4096,
+    trained_context=8192,
+    vocab_tokens=256,
+    hidden_size=64,
+    parameters=1_000_000,
+    weight_bytes=2_000_000,
+    weight_formats=("bf16",),
+    max_concurrency=2,
+    has_chat=True,
+    thinks_by_default=False,
+)
+TIMINGS = Timings(cache_n=3, prompt_n=2, prompt_ms=4.0, predicted_n=2, predicted_ms=10.0)
+
+
+class FakeEngine:
+    """Implements ``api.Engine``: one byte of text is one token, every job gives the same output.
+
+    ``pieces``: the deltas in order, each a text of the content channel or a ``(channel, text)`` pair. ``refusal`` is
+    raised before any output, ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs`` holds
+    what was submitted, ``cancelled`` the generations that were left before their end.
+    """
+
+    def __init__(
+        self,
+        *,
+        info: ModelInfo = INFO,
+        pieces: Sequence[str | tuple[Channel, str]] = ("OK", "."),
+        finish: FinishReason = "stop_token",
+        stop_string: str | None = None,
+        prompt_tokens: int = 5,
+        cached_tokens: int = 3,
+        timings: Timings = TIMINGS,
+        refusal: ApiError | None = None,
+        failure: ApiError | None = None,
+        pause_seconds: float = 0.0,
+    ) -> None:
+        self.info = info
+        self.pieces: list[tuple[Channel, str]] = [("content", p) if isinstance(p, str) else p for p in pieces]
+        self.finish = finish
+        self.stop_string = stop_string
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.timings = timings
+        self.refusal = refusal
+        self.failure = failure
+        self.pause_seconds = pause_seconds
+        self.jobs: list[ChatJob | RawJob] = []
+        self.cancelled: list[FakeGeneration] = []
+        self.running = 0
+
+    async def chat(self, job: ChatJob) -> FakeGeneration:
+        return self._submit(job)
+
+    async def complete(self, job: RawJob) -> FakeGeneration:
+        return self._submit(job)
+
+    async def render(self, job: ChatJob) -> str:
+        return "".join(f"[{message.role}]{message.text}" for message in job.messages) + "[assistant]"
+
+    async def count(self, job: ChatJob) -> int:
+        return len((await self.render(job)).encode())
+
+    async def tokenize(self, content: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]:
+        return list(content.encode())
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        for token in token_ids:
+            self.token_bytes(token)
+        return bytes(token_ids).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < 256:
+            raise ApiError("invalid_token", f"token {token_id} is not in the vocabulary of 256 tokens")
+        return bytes([token_id])
+
+    def result(self) -> Result:
+        """The end every generation comes to."""
+        reasoning = "".join(text for channel, text in self.pieces if channel == "reasoning")
+        content = "".join(text for channel, text in self.pieces if channel == "content")
+        token_ids = tuple((reasoning + content).encode())
+        return Result(
+            finish=self.finish,
+            stop_string=self.stop_string,
+            reasoning=reasoning,
+            content=content,
+            token_ids=token_ids,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=len(token_ids) + (self.finish == "stop_token"),
+            reasoning_tokens=len(reasoning.encode()),
+            timings=self.timings,
+            seed=7,
+            prompt_ids=tuple(range(self.prompt_tokens)),
+        )
+
+    def events(self, job: ChatJob | RawJob) -> list[Event]:
+        out: list[Event] = [Started(prompt_tokens=self.prompt_tokens, reused_tokens=self.cached_tokens)]
+        if job.want_progress:
+            out.append(
+                Progress(
+                    total=self.prompt_tokens,
+                    cache=self.cached_tokens,
+                    processed=self.prompt_tokens,
+                    time_ms=4.0,
+                    timings=self.timings,
+                )
+            )
+        for channel, text in self.pieces:
+            out.append(Delta(channel=channel, text=text, token_ids=tuple(text.encode()), timings=self.timings))
+        out.append(Done(result=self.result()))
+        return out
+
+    def _submit(self, job: ChatJob | RawJob) -> FakeGeneration:
+        if self.refusal is not None:
+            raise self.refusal
+        self.jobs.append(job)
+        return FakeGeneration(self, job)
+
+
+class FakeGeneration:
+    """One pass through the engine's pieces. ``finished``: the last event was delivered."""
+
+    def __init__(self, engine: FakeEngine, job: ChatJob | RawJob) -> None:
+        self.engine = engine
+        asked = job.sampling
+        self.sampling: Mapping[str, Any] = {
+            "temperature": 1.0 if asked.temperature is None else asked.temperature,
+            "top_p": 1.0 if asked.top_p is None else asked.top_p,
+            "top_k": asked.top_k or 20,
+            "min_p": asked.min_p or 0.0,
+            "presence_penalty": asked.presence_penalty or 0.0,
+            "frequency_penalty": asked.frequency_penalty or 0.0,
+            "seed": 7 if asked.seed is None else asked.seed,
+        }
+        self.max_tokens = engine.info.max_context if job.max_tokens is None else job.max_tokens
+        self.finished = False
+        self._events = iter(engine.events(job))
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        await asyncio.sleep(self.engine.pause_seconds)
+        event = next(self._events, None)
+        if event is None:
+            raise StopAsyncIteration
+        if isinstance(event, Done):
+            self.finished = True
+            if self.engine.failure is not None:
+                raise self.engine.failure
+        return event
+
+    async def result(self) -> Result:
+        async for event in self:
+            if isinstance(event, Done):
+                return event.result
+        raise AssertionError("result() was asked for after the end")
+
+    async def __aenter__(self) -> FakeGeneration:
+        self.engine.running += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.engine.running -= 1
+        if not self.finished:
+            self.engine.cancelled.append(self)
+
+
+class FakeContext:
+    """Implements ``api.FrontendContext`` over one engine; ``extra`` are more of them by name."""
+
+    version = "0.0.0+test"
+
+    def __init__(self, engine: Engine, options: OptionValues | None = None, *, extra: Sequence[Engine] = ()) -> None:
+        self.options = options or OptionValues({}, frozenset())
+        self._engines = (engine, *extra)
+
+    def engine(self, model: str | None, *, param: str = "model") -> Engine:
+        if not model:
+            return self._engines[0]
+        for engine in self._engines:
+            if engine.info.id == model:
+                return engine
+        raise NotFound("model_not_found", f"The model {model!r} does not exist.", param=param)
+
+    def engines(self) -> tuple[Engine, ...]:
+        return self._engines
+
+
+def renamed(name: str, **changes: Any) -> ModelInfo:
+    """``INFO`` under another public name."""
+    return replace(INFO, id=name, **changes)

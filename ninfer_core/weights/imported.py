@@ -1,0 +1,200 @@
+"""A foreign checkpoint as logical parameters: a Source read through the ImportPlan its family made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ninfer_core.api import EncodedTensor, ImportPlan, Recipe, Source, SourceTensor, WeightFormat
+from ninfer_core.errors import ArtifactError
+from ninfer_core.registry import Registry
+
+from .directory import elements
+from .formats import LAYOUT as DIRECT
+from .formats import SOURCE_DECODERS, quantize_fp32
+from .names import quoted, shaped
+from .stored import Piece, encoded_size, known_format
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+ROWS_ARE_BYTES = (DIRECT, "gguf_blocks_v1")
+"""Layouts in which the bytes of stacked matrices are the stacked bytes."""
+
+
+class ImportedCheckpoint:
+    """Parameters keep the source's encoding wherever the recipe allows it; fp16 becomes fp32, exactly."""
+
+    def __init__(self, source: Source, plan: ImportPlan, formats: Registry[WeightFormat]) -> None:
+        self.source, self.plan = source, plan
+        self.path = source.path
+        self.architecture = plan.architecture
+        self.config: Mapping[str, Any] = plan.config
+        self.name = source.name
+        self._formats = formats
+
+    def names(self) -> Iterable[str]:
+        return self.plan.parameters.keys()
+
+    def has(self, name: str) -> bool:
+        return name in self.plan.parameters
+
+    def parameter(self, name: str, shape: Shape) -> tuple[EncodedTensor, ...]:
+        return tuple(piece.read() for piece in self.pieces(name, shape))
+
+    def pieces(self, name: str, shape: Shape) -> tuple[Piece, ...]:
+        recipe = self.plan.parameters.get(name)
+        if recipe is None:
+            raise ArtifactError(f"{self.path}: missing parameter {quoted(name)}")
+        if recipe.shape != shape:
+            raise ArtifactError(
+                f"{self.path}: parameter {quoted(name)}: needs shape {shaped(shape)}, "
+                f"the source provides {shaped(recipe.shape)}"
+            )
+        tensors = [self._tensor(tensor, name) for tensor in recipe.tensors]
+        self._check_coverage(name, recipe, tensors)
+        stores = {self._kept_format(tensor) for tensor in tensors}
+        if recipe.transform is not None or recipe.store not in (None, *stores) or len(stores - {recipe.store}) > 1:
+            if recipe.transform is not None or recipe.store is not None or recipe.rows is not None:
+                return (self._computed(name, recipe, tensors, stores),)
+        elif recipe.rows is not None:
+            return (self._reordered(name, recipe, tensors, stores.pop()),)
+        if len(tensors) == 1:
+            return (self._kept(tensors[0], shape),)
+        return tuple(self._kept(tensor, tensor.shape) for tensor in tensors)
+
+    def resources(self) -> Mapping[str, int]:
+        return {role: len(data) for role, data in self.source.resources.items()}
+
+    def resource(self, role: str) -> bytes | None:
+        return self.source.resources.get(role)
+
+    def close(self) -> None:
+        """Forget the source; its files close with the last tensor that looks into them."""
+        self.source = Source(
+            kind=self.source.kind, path=self.path, architecture=self.source.architecture, config=self.source.config
+        )
+
+    def _tensor(self, name: str, parameter: str) -> SourceTensor:
+        found = self.source.tensors.get(name)
+        if found is None:
+            raise ArtifactError(f"{self.path}: missing tensor {quoted(name)} (for parameter {quoted(parameter)})")
+        return found
+
+    def _kept_format(self, tensor: SourceTensor) -> str:
+        """The artifact format that holds a source tensor's values."""
+        if tensor.format in SOURCE_DECODERS:
+            return "fp32"
+        known_format(self._formats, self.path, f"tensor {quoted(tensor.name)}", tensor.format, None)
+        return tensor.format
+
+    def _check_coverage(self, name: str, recipe: Recipe, tensors: list[SourceTensor]) -> None:
+        if recipe.transform is not None:
+            return
+        agrees = sum(elements(tensor.shape) for tensor in tensors) == elements(recipe.shape)
+        if len(tensors) > 1 or recipe.rows is not None:
+            agrees = agrees and all(tensor.shape[1:] == recipe.shape[1:] for tensor in tensors)
+        if not agrees:
+            found = ", ".join(f"{quoted(tensor.name)} {shaped(tensor.shape)}" for tensor in tensors)
+            raise ArtifactError(
+                f"{self.path}: parameter {quoted(name)}: needs shape {shaped(recipe.shape)}, the source has {found}"
+            )
+
+    def _piece(
+        self, key: tuple[Any, ...], origin: str, format_name: str, shape: Shape, read: Callable[[], EncodedTensor]
+    ) -> Piece:
+        form = self._formats[format_name]
+        return Piece(
+            key=key,
+            origin=origin,
+            format=format_name,
+            layout=form.layout,
+            shape=shape,
+            bytes=encoded_size(form, self.path, origin, shape),
+            read=read,
+        )
+
+    def _kept(self, tensor: SourceTensor, shape: Shape) -> Piece:
+        """One source tensor as it is; only a direct format can take another shape."""
+        format_name = self._kept_format(tensor)
+        if shape != tensor.shape and self._formats[format_name].layout != DIRECT:
+            raise ArtifactError(
+                f"{self.path}: tensor {quoted(tensor.name)}: needs shape {shaped(shape)}, has {shaped(tensor.shape)}"
+            )
+        read = partial(self._read_kept, tensor, shape)
+        return self._piece((tensor.name, shape, format_name), tensor.name, format_name, shape, read)
+
+    def _reordered(self, name: str, recipe: Recipe, tensors: list[SourceTensor], format_name: str) -> Piece:
+        layout = self._formats[format_name].layout
+        if len(tensors) > 1 and layout not in ROWS_ARE_BYTES:
+            raise ArtifactError(
+                f"{self.path}: parameter {quoted(name)}: rows of several {format_name} tensors cannot be reordered"
+            )
+        origin = ", ".join(recipe.tensors)
+        key = (recipe.tensors, tuple(recipe.rows or ()), recipe.shape, format_name)
+        return self._piece(key, origin, format_name, recipe.shape, partial(self._read_reordered, recipe, tensors))
+
+    def _computed(self, name: str, recipe: Recipe, tensors: list[SourceTensor], stores: set[str]) -> Piece:
+        """A new tensor: transformed, or stored in another format than the source's."""
+        format_name = recipe.store or (stores.pop() if len(stores) == 1 else "fp32")
+        form = known_format(self._formats, self.path, f"parameter {quoted(name)}", format_name, None)
+        if form.layout != DIRECT and recipe.store is None:
+            form = self._formats["fp32"]
+        key = (recipe.tensors, recipe.shape, form.name, tuple(recipe.rows or ()), recipe.transform)
+        read = partial(self._read_computed, name, recipe, tensors, form)
+        return self._piece(key, ", ".join(recipe.tensors), form.name, recipe.shape, read)
+
+    # reading
+
+    def _read_kept(self, tensor: SourceTensor, shape: Shape) -> EncodedTensor:
+        found = tensor.read()
+        if found.format in SOURCE_DECODERS:
+            found = quantize_fp32(SOURCE_DECODERS[found.format](found))
+        return EncodedTensor(format=found.format, layout=found.layout, shape=shape, data=found.data)
+
+    def _read_reordered(self, recipe: Recipe, tensors: list[SourceTensor]) -> EncodedTensor:
+        import torch
+
+        found = [self._read_kept(tensor, tensor.shape) for tensor in tensors]
+        data = found[0].data if len(found) == 1 else torch.cat([part.data for part in found])
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        stacked = EncodedTensor(
+            format=found[0].format, layout=found[0].layout, shape=(rows, *recipe.shape[1:]), data=data
+        )
+        assert recipe.rows is not None
+        return self._formats[stacked.format].take_rows(stacked, recipe.rows)
+
+    def _read_computed(
+        self, name: str, recipe: Recipe, tensors: list[SourceTensor], form: WeightFormat
+    ) -> EncodedTensor:
+        import torch
+
+        decoded = [self._decode(tensor) for tensor in tensors]
+        x = decoded[0] if len(decoded) == 1 else torch.cat(decoded)
+        if recipe.rows is not None:
+            x = x.index_select(0, torch.as_tensor(recipe.rows, dtype=torch.int64))
+        if recipe.transform is not None:
+            x = recipe.transform(x)
+        if x.numel() != elements(recipe.shape):
+            raise ArtifactError(
+                f"{self.path}: parameter {quoted(name)}: needs shape {shaped(recipe.shape)}, "
+                f"its transform gives {shaped(x.shape)}"
+            )
+        return encode(form, x.reshape(recipe.shape), f"{self.path}: parameter {quoted(name)}")
+
+    def _decode(self, tensor: SourceTensor) -> Tensor:
+        found = tensor.read()
+        decode = SOURCE_DECODERS.get(found.format) or self._formats[found.format].decode
+        return decode(found)
+
+
+def encode(form: WeightFormat, x: Tensor, where: str) -> EncodedTensor:
+    """``x`` (fp32) in ``form``; ArtifactError beginning with ``where`` when it cannot hold a value or has no encoder."""
+    if form.quantize is None:
+        raise ArtifactError(f"{where}: format {quoted(form.name)} has no encoder")
+    try:
+        return form.quantize(x)
+    except ValueError as error:
+        raise ArtifactError(f"{where}: cannot be stored as {form.name}: {error}") from None
