@@ -34,9 +34,9 @@ def ninfer_weight_formats() -> Iterable[WeightFormat]:
     return _offered("ninfer_core.weights.formats", "FORMATS")
 
 
-def _offered(room: str, name: str) -> Any:
+def _offered(room: str, name: str) -> list[Any]:
     try:
         found = getattr(importlib.import_module(room), name)
     except (ModuleNotFoundError, AttributeError):
         return []
-    return found if isinstance(found, (tuple, list)) else [found]
+    return list(found) if isinstance(found, (tuple, list)) else [found]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -22,6 +22,7 @@ from ninfer_core import api, hookspecs
 from ninfer_core.errors import PluginConflict, PluginError, StartupError, UnknownChoice
 from ninfer_core.registry import Registry, nearest
 
+T = TypeVar("T")
 GROUP = "ninfer"
 CORE = "core"  # what the core itself offers through the same hooks
 
@@ -57,7 +58,7 @@ class Plugins:
     def broken(self) -> list[PluginRecord]:
         return [record for record in self.records if record.status == "broken"]
 
-    def choose(self, registry: Registry[Any], name: str) -> Any:
+    def choose(self, registry: Registry[T], name: str) -> T:
         """``registry[name]``; when it is missing and a plugin is broken, the error says so too."""
         try:
             return registry[name]

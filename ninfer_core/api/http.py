@@ -69,11 +69,34 @@ def event_stream(
     heartbeat: bytes = KEEP_ALIVE,
     late_error: Callable[[ApiError], bytes] = error_event,
 ) -> HttpResponse:
-    """An event stream of framed chunks. Proxies are told neither to store nor to buffer it."""
+    """An event stream of framed chunks. Proxies are told neither to store nor to buffer it.
+
+    An ApiError raised by ``chunks`` after their first chunk ends the stream with its event; before it, it is raised.
+    """
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     return HttpResponse(
-        stream=chunks, media_type=EVENT_STREAM, headers=headers, heartbeat=heartbeat, late_error=late_error
+        stream=_ending(chunks, late_error),
+        media_type=EVENT_STREAM,
+        headers=headers,
+        heartbeat=heartbeat,
+        late_error=late_error,
     )
+
+
+async def _ending(chunks: AsyncIterator[bytes], late_error: Callable[[ApiError], bytes]) -> AsyncIterator[bytes]:
+    begun = False
+    try:
+        async for chunk in chunks:
+            begun = True
+            yield chunk
+    except ApiError as error:
+        if not begun:
+            raise
+        yield late_error(error)
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
 
 
 __all__ = [

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ninfer_core.api import ChatJob, Engine, Frontend, NotFound, OptionValues, Unavailable
 from ninfer_core.errors import ApiError
+
+if TYPE_CHECKING:
+    from ninfer_core.engine.engine import LocalEngine
 
 Phase = Literal["loading", "ready", "stopping", "failed"]
 
@@ -23,7 +26,7 @@ class ServerState:
     """Read by every request, changed by ``run`` alone; both on the event loop."""
 
     phase: Phase = "loading"
-    engine: Engine | None = None
+    engine: LocalEngine | None = None
 
     def refusal(self) -> ApiError | None:
         """What a request gets instead of an answer now; None when the server is ready."""

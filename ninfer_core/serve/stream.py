@@ -61,6 +61,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
             task.cancel()
             # the work cleans up after itself before this exchange ends
             await asyncio.wait({task})
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                log.debug("cleanup_failed", error=type(failure).__name__)
 
 
 async def _gone(receive: Receive) -> None:

@@ -9,11 +9,7 @@
 Each class names the attributes a subclass sets; a failing test names what the plugin promises and does not keep.
 """
 
-import pytest
-
-for _room in ("family", "frontend", "importer", "kv", "rig", "spec", "weights"):
-    pytest.register_assert_rewrite(f"{__name__}.{_room}")
-
+from . import explained  # first: what is imported after it says why an assertion failed
 from .cache import SimpleCache
 from .compose import compose
 from .fakes import FakeContext, FakeEngine, FakeGeneration
@@ -39,5 +35,6 @@ __all__ = [
     "SpeculativeBackendContract",
     "WeightFormatContract",
     "compose",
+    "explained",
     "make_step",
 ]

@@ -84,4 +84,4 @@ def hadamard(rows: Tensor) -> Tensor:
         pairs = out.reshape(-1, dim // (2 * half), 2, half)
         out = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), dim=2).reshape(-1, dim)
         half *= 2
-    return out * dim**-0.5
+    return torch.mul(out, dim**-0.5)

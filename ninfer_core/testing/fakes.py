@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from ninfer_core.api import (
     ApiError,
@@ -14,9 +16,11 @@ from ninfer_core.api import (
     Done,
     Engine,
     Event,
+    Message,
     ModelInfo,
     NotFound,
     OptionValues,
+    Part,
     Progress,
     RawJob,
     Result,
@@ -48,8 +52,8 @@ class FakeEngine:
     """Implements ``api.Engine``: one byte of text is one token, every job gives the same output.
 
     ``pieces``: the deltas in order, each a text of the content channel or a ``(channel, text)`` pair. ``refusal`` is
-    raised before any output, ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs`` holds
-    what was submitted, ``cancelled`` the generations that were left before their end.
+    raised before any output, ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs``
+    holds what was submitted, ``cancelled`` the generations that were left before their end.
     """
 
     def __init__(
@@ -217,6 +221,27 @@ class FakeContext:
 
     def engines(self) -> tuple[Engine, ...]:
         return self._engines
+
+    async def read_chat(self, body: bytes) -> tuple[Engine, ChatJob]:
+        """The plainest reading of a Chat Completions body: ``model`` and messages of text."""
+        try:
+            chat = msgspec.json.decode(body, type=_Chat)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiError("invalid_json", str(error)) from None
+        if not chat.messages:
+            raise ApiError("invalid_value", "messages is empty", param="messages")
+        messages = tuple(Message(role=m.role, content=(Part(text=m.content),)) for m in chat.messages)
+        return self.engine(chat.model), ChatJob(messages=messages)
+
+
+class _Turn(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str
+
+
+class _Chat(msgspec.Struct):
+    messages: list[_Turn]
+    model: str | None = None
 
 
 def renamed(name: str, **changes: Any) -> ModelInfo:

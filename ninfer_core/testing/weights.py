@@ -16,8 +16,8 @@ class WeightFormatContract:
     """Subclass with ``format``, the ``shapes`` it can hold and, where it has no encoder, ``sample``.
 
     ``refused_shapes``: shapes ``encoded_bytes`` must refuse. ``tolerance``: for a format with an encoder, the largest
-    error of a decoded element as a share of the tensor's largest. ``cpu_tolerance``: the largest error of the packed CPU
-    route, as a share of the largest output (only the order of summation may differ).
+    error of a decoded element as a share of the tensor's largest. ``cpu_tolerance``: the largest error of the packed
+    CPU route, as a share of the largest output (only the order of summation may differ).
     """
 
     format: ClassVar[WeightFormat]

@@ -60,9 +60,7 @@ class ArtifactCheckpoint:
             return (self._whole(parents[0]),)
         if all(parent.layout == DIRECT for parent in parents):
             return self._direct(name, shape, binding.parts, parents)
-        return tuple(
-            self._rows(name, shape, part, parent) for part, parent in zip(binding.parts, parents, strict=True)
-        )
+        return tuple(self._rows(name, shape, part, parent) for part, parent in zip(binding.parts, parents, strict=True))
 
     def resources(self) -> Mapping[str, int]:
         directory = self.container.directory
@@ -142,18 +140,22 @@ class ArtifactCheckpoint:
         self, name: str, shape: Shape, parts: tuple[ElementRange, ...], parents: list[TensorObject]
     ) -> tuple[Piece, ...]:
         """Elements of direct formats: a piece per range when the ranges are whole rows, else all joined."""
+        width = elements(shape[1:])
+        sizes = [part.end - part.begin for part in parts]
+        if len(parts) > 1 and not any(size % width for size in sizes):
+            return tuple(
+                self._elements((part,), parent, (size // width, *shape[1:]))
+                for part, parent, size in zip(parts, parents, sizes, strict=True)
+            )
         if len({parent.format for parent in parents}) > 1:
-            if any((part.end - part.begin) % (elements(shape[1:]) if shape else 1) for part in parts):
-                raise ArtifactError(f"{self.path}: parameter {quoted(name)}: its parts of several formats cut rows")
-        elif len(parts) == 1 or any((part.end - part.begin) % elements(shape[1:]) for part in parts):
-            keys = tuple((part.object, part.begin, part.end) for part in parts)
-            word = parents[0].bytes // elements(parents[0].shape)
-            read = partial(self._read_elements, parts, parents[0], shape, word)
-            return (self._piece((keys, shape), parents[0], shape, word * elements(shape), read),)
-        return tuple(
-            self._direct(name, ((part.end - part.begin) // elements(shape[1:]), *shape[1:]), (part,), [parent])[0]
-            for part, parent in zip(parts, parents, strict=True)
-        )
+            raise ArtifactError(f"{self.path}: parameter {quoted(name)}: parts of several formats share a row")
+        return (self._elements(parts, parents[0], shape),)
+
+    def _elements(self, parts: tuple[ElementRange, ...], parent: TensorObject, shape: Shape) -> Piece:
+        key = (shape, *((part.object, part.begin, part.end) for part in parts))
+        word = parent.bytes // elements(parent.shape)
+        read = partial(self._read_elements, parts, parent, shape, word)
+        return self._piece(key, parent, shape, word * elements(shape), read)
 
     def _read_elements(
         self, parts: tuple[ElementRange, ...], parent: TensorObject, shape: Shape, word: int

@@ -1,7 +1,8 @@
 """The ``.ninfer`` container, version 3: header, directory, and byte ranges of one payload over one or more files.
 
-Framing: ``spec/artifact.md`` §2; refusals: §20 rows 1-6, 14, 29-32. Opening maps the entry file and reads its directory;
-a part file is opened when something in it is asked for, so one that is not needed may be absent. There is no checksum.
+Framing: ``spec/artifact.md`` §2; refusals: §20 rows 1-6, 14, 29-32. Opening maps the entry file and reads its
+directory; a part file is opened when something in it is asked for, so one that is not needed may be absent. There is no
+checksum.
 """
 
 from __future__ import annotations
@@ -111,6 +112,16 @@ class Container:
             )
         return bytes(self.object_bytes(item.id))
 
+    def damaged_parts(self) -> list[str]:
+        """What is wrong with the part files, one line each."""
+        problems = []
+        for first in self._firsts[1:-1]:
+            try:
+                self.read_range(first, 1)
+            except ArtifactError as error:
+                problems.append(str(error))
+        return problems
+
     def close(self) -> None:
         """Give the maps back; tensors already handed out stay readable."""
         for view in self._slices.values():
@@ -129,9 +140,7 @@ class Container:
         entry = self.directory.files[index]
         path = os.path.join(os.path.dirname(self.path), entry.path or "")
         if not os.path.exists(path):
-            raise ArtifactError(
-                f"{self.path}: part {quoted(entry.path)} (index {index}) is missing; it holds {holds}"
-            )
+            raise ArtifactError(f"{self.path}: part {quoted(entry.path)} (index {index}) is missing; it holds {holds}")
         part = MappedFile(path)
         try:
             self._check_part(part, index)

@@ -88,7 +88,9 @@ class DirectoryParser:
                 names.add(name)
             elif path is not None:
                 self.refuse("files[0].path must be null")
-            found.append(FileEntry(path=path, payload_bytes=self.integer(record["payload_bytes"], f"{where}.payload_bytes", 1)))
+            found.append(
+                FileEntry(path=path, payload_bytes=self.integer(record["payload_bytes"], f"{where}.payload_bytes", 1))
+            )
         if not found:
             self.refuse("files[0].path must be null")
         if sum(file.payload_bytes for file in found) > U64:

@@ -1,7 +1,7 @@
 """The direct weight formats ``bf16``, ``fp32`` and ``int32`` (``spec/artifact.md`` §11.1, §12.1, §13.4).
 
-Words lie in C order, little-endian, and keep their bits: signed zeros and NaN payloads survive. torch loads when a tensor is
-handled, never when the descriptors are read.
+Words lie in C order, little-endian, and keep their bits: signed zeros and NaN payloads survive. torch loads when a
+tensor is handled, never when the descriptors are read.
 """
 
 from __future__ import annotations

@@ -55,12 +55,11 @@ class ImportedCheckpoint:
             )
         tensors = [self._tensor(tensor, name) for tensor in recipe.tensors]
         self._check_coverage(name, recipe, tensors)
-        stores = {self._kept_format(tensor) for tensor in tensors}
-        if recipe.transform is not None or recipe.store not in (None, *stores) or len(stores - {recipe.store}) > 1:
-            if recipe.transform is not None or recipe.store is not None or recipe.rows is not None:
-                return (self._computed(name, recipe, tensors, stores),)
-        elif recipe.rows is not None:
-            return (self._reordered(name, recipe, tensors, stores.pop()),)
+        kept = {self._kept_format(tensor) for tensor in tensors}
+        if recipe.transform is not None or (recipe.store is not None and kept != {recipe.store}):
+            return (self._computed(name, recipe, tensors, kept),)
+        if recipe.rows is not None:
+            return (self._reordered(name, recipe, tensors, kept),)
         if len(tensors) == 1:
             return (self._kept(tensors[0], shape),)
         return tuple(self._kept(tensor, tensor.shape) for tensor in tensors)
@@ -126,25 +125,30 @@ class ImportedCheckpoint:
         read = partial(self._read_kept, tensor, shape)
         return self._piece((tensor.name, shape, format_name), tensor.name, format_name, shape, read)
 
-    def _reordered(self, name: str, recipe: Recipe, tensors: list[SourceTensor], format_name: str) -> Piece:
-        layout = self._formats[format_name].layout
-        if len(tensors) > 1 and layout not in ROWS_ARE_BYTES:
+    def _reordered(self, name: str, recipe: Recipe, tensors: list[SourceTensor], kept: set[str]) -> Piece:
+        """Encoded rows in another order, so that nothing is rounded again."""
+        format_name = min(kept)
+        if len(kept) > 1 or (len(tensors) > 1 and self._formats[format_name].layout not in ROWS_ARE_BYTES):
             raise ArtifactError(
-                f"{self.path}: parameter {quoted(name)}: rows of several {format_name} tensors cannot be reordered"
+                f"{self.path}: parameter {quoted(name)}: rows of several tensors stored as "
+                f"{', '.join(sorted(kept))} cannot be reordered together"
             )
-        origin = ", ".join(recipe.tensors)
         key = (recipe.tensors, tuple(recipe.rows or ()), recipe.shape, format_name)
-        return self._piece(key, origin, format_name, recipe.shape, partial(self._read_reordered, recipe, tensors))
+        read = partial(self._read_reordered, recipe, tensors)
+        return self._piece(key, ", ".join(recipe.tensors), format_name, recipe.shape, read)
 
-    def _computed(self, name: str, recipe: Recipe, tensors: list[SourceTensor], stores: set[str]) -> Piece:
-        """A new tensor: transformed, or stored in another format than the source's."""
-        format_name = recipe.store or (stores.pop() if len(stores) == 1 else "fp32")
+    def _computed(self, name: str, recipe: Recipe, tensors: list[SourceTensor], kept: set[str]) -> Piece:
+        """A new tensor: transformed, or stored in another format than the source's.
+
+        Without ``store`` it takes the source's direct format, or fp32 where the source has blocks or several formats.
+        """
+        format_name = recipe.store or min(kept)
+        if recipe.store is None and (len(kept) > 1 or self._formats[format_name].layout != DIRECT):
+            format_name = "fp32"
         form = known_format(self._formats, self.path, f"parameter {quoted(name)}", format_name, None)
-        if form.layout != DIRECT and recipe.store is None:
-            form = self._formats["fp32"]
-        key = (recipe.tensors, recipe.shape, form.name, tuple(recipe.rows or ()), recipe.transform)
+        key = (recipe.tensors, recipe.shape, format_name, tuple(recipe.rows or ()), recipe.transform)
         read = partial(self._read_computed, name, recipe, tensors, form)
-        return self._piece(key, ", ".join(recipe.tensors), form.name, recipe.shape, read)
+        return self._piece(key, ", ".join(recipe.tensors), format_name, recipe.shape, read)
 
     # reading
 
@@ -191,7 +195,7 @@ class ImportedCheckpoint:
 
 
 def encode(form: WeightFormat, x: Tensor, where: str) -> EncodedTensor:
-    """``x`` (fp32) in ``form``; ArtifactError beginning with ``where`` when it cannot hold a value or has no encoder."""
+    """``x`` (fp32) in ``form``; ArtifactError (``where: ...``) when it cannot hold a value or has no encoder."""
     if form.quantize is None:
         raise ArtifactError(f"{where}: format {quoted(form.name)} has no encoder")
     try:

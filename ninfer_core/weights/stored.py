@@ -32,7 +32,7 @@ class StoredCheckpoint(Checkpoint, Protocol):
     """A checkpoint that can say what it holds without reading it."""
 
     def pieces(self, name: str, shape: Shape) -> tuple[Piece, ...]:
-        """The parts ``parameter`` gives, unread; ArtifactError when it is missing, has another shape or cannot be read."""
+        """The parts ``parameter`` gives, unread; ArtifactError when it is missing, misshapen or of no known format."""
 
     def resources(self) -> Mapping[str, int]:
         """Role -> size in bytes."""

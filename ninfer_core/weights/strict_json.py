@@ -1,7 +1,7 @@
 """The JSON of a directory: no duplicate members at any depth, no NaN, no lone surrogates, bounded nesting.
 
-The standard parser is used because fast ones keep the last duplicate silently. What it would let through is refused by its
-hooks; what it raises becomes one line.
+The standard parser is used because fast ones keep the last duplicate silently. What it would let through is
+refused by its hooks; what it raises becomes one line.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def parse_json(text: bytes, file: str) -> Any:
         found = dict(pairs)
         if len(found) != len(pairs):
             seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-            raise ArtifactError(f"{file}: duplicate JSON member {quoted(twice)}")
+            for name, _ in pairs:
+                if name in seen:
+                    raise ArtifactError(f"{file}: duplicate JSON member {quoted(name)}")
+                seen.add(name)
         return found
 
     def finite(digits: str) -> float:

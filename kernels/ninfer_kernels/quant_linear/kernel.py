@@ -122,7 +122,7 @@ def decode(format: str) -> Native:
 def few(format: str, tokens: int) -> Native:
     """Y = X W^T for exactly ``tokens`` rows of X; blocks are unpacked into registers and never stored."""
     f = Frame(format, f"few_{format}_{tokens}")
-    b, size = f.b, (4 if tokens <= 2 else 2)
+    b, size = f.b, 2
     zero = ir.Constant(VEC, [0.0] * LANES)
 
     def dot(data: ir.Value, out: ir.Value, rows: int) -> None:
@@ -132,13 +132,16 @@ def few(format: str, tokens: int) -> Native:
             acc = list(acc)
             offset = b.mul(i, i64(f.block.bytes))
             column = b.mul(i, i64(f.block.values))
-            for r in range(rows):
-                block = at(b, data, b.add(b.mul(f.row_bytes, i64(r)), offset))
-                for unit, weights in enumerate(f.unpack(b, block)):
-                    for t in range(tokens):
-                        place = b.add(b.mul(f.k, i64(t)), b.add(column, i64(unit * LANES)))
-                        x = load(b, VEC, at(b, f.x, place, F32))
-                        acc[r * tokens + t] = fma(b, weights, x, acc[r * tokens + t])
+            blocks = [f.unpack(b, at(b, data, b.add(b.mul(f.row_bytes, i64(r)), offset))) for r in range(rows)]
+            # 32 values of each row in turn: short enough to stay in registers, long enough to hide latencies
+            for start in range(0, f.block.values, 32):
+                for r, vectors in enumerate(blocks):
+                    for unit in range(start, start + 32, LANES):
+                        weights = next(vectors)
+                        for t in range(tokens):
+                            place = b.add(b.mul(f.k, i64(t)), b.add(column, i64(unit)))
+                            x = load(b, VEC, at(b, f.x, place, F32))
+                            acc[r * tokens + t] = fma(b, weights, x, acc[r * tokens + t])
             return acc
 
         acc = loop(b, f.row_blocks, [zero] * (rows * tokens), step)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ninfer_core.api import CopySource
 from ninfer_core.api.nn import Cache, Linear, Runtime, Step, StepOutput, Weights
 from ninfer_kernels import activation, norm, rope
 from ninfer_kernels.rope import frequencies
@@ -22,7 +23,7 @@ from .names import inventory, layer_shapes
 class LlamaModel:
     """``api.nn.Model``. It has no recurrent state, so a provisional step leaves nothing to fold."""
 
-    draft_source = None
+    draft_source: CopySource | None = None
 
     def __init__(self, config: LlamaConfig, weights: Weights, runtime: Runtime) -> None:
         shapes = inventory(config)
@@ -80,7 +81,7 @@ class Layer:
         qkv = self.query_key_value(self.rms_norm(x, self.input_norm, self.eps))
         qkv = qkv.view(-1, H + 2 * G, self.head_dim)
         # queries and keys are neighbours in the stack and rotate together
-        q, k = self.rotate(qkv[:, : H + G], *angles).split((H, G), dim=1)
+        q, k = torch.split(self.rotate(qkv[:, : H + G], *angles), (H, G), dim=1)
         cache.store(self.index, k, qkv[:, H + G :], step)
         return cache.attend(self.index, q, step, self.scale).reshape(len(x), H * self.head_dim)
 

@@ -1,0 +1,96 @@
+"""What attention reads: the stored planes of one layer, and the rows of one step.
+
+Legend: T tokens of the step, B rows, H query heads, G KV heads, D head dimension, L tokens a row sees, P = 64 tokens a
+page, X elements a plane holds per (token, head).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAGE_TOKENS = 64
+Decode = Callable[[tuple[Tensor, ...]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The keys, or the values, of one layer.
+
+    planes: each [pages, G, P, X], contiguous. decode: planes of rows [R, X] -> [R, D] fp32. is_cast: there is one plane,
+    and decode only widens its elements, so a fused route may read the plane itself.
+    """
+
+    planes: tuple[Tensor, ...]
+    decode: Decode
+    is_cast: bool = False
+
+    @property
+    def heads(self) -> int:
+        return self.planes[0].shape[1]
+
+    def pages(self, index: Tensor, length: int) -> Tensor:
+        """The first ``length`` tokens of the pages in ``Rows.page_heads`` order: [G, L, D] fp32, as decoded."""
+        flat = tuple(plane.view(-1, plane[0, 0].numel()).index_select(0, index) for plane in self.planes)
+        rows = self.decode(
+            tuple(taken.view(-1, plane.shape[-1]) for taken, plane in zip(flat, self.planes, strict=True))
+        )
+        return rows.view(self.heads, -1, rows.shape[-1])[:, :length]
+
+    def slots(self, pages: Tensor, offsets: Tensor) -> Tensor:
+        """The tokens at (page, offset), one by one: [L, G, D] fp32, as decoded. pages, offsets: [L] int64."""
+        taken = tuple(plane[pages, :, offsets] for plane in self.planes)
+        rows = self.decode(tuple(part.reshape(-1, part.shape[-1]) for part in taken))
+        return rows.view(pages.numel(), self.heads, -1)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of one step: row ``b`` has the step's tokens ``starts[b]:starts[b+1]``, at positions ``frontiers[b]`` and
+    up, and sees its own positions through ``page_table[b]``. Indices derived from it are made once, at first use."""
+
+    starts: tuple[int, ...]  # [B+1]
+    frontiers: tuple[int, ...]  # [B]
+    page_table: Tensor  # [B, N] int64; entries past a row's last page are not read
+    _memo: dict[Any, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.frontiers)
+
+    @property
+    def widest(self) -> int:
+        """The most tokens a row has in this step."""
+        return max(self.starts[b + 1] - self.starts[b] for b in range(len(self)))
+
+    def length(self, row: int) -> int:
+        """Tokens the row's last position sees."""
+        return self.frontiers[row] + self.starts[row + 1] - self.starts[row]
+
+    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
+        """``make()``, once per step and key."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def page_heads(self, row: int, heads: int) -> Tensor:
+        """[G * pages] int64: the row's pages of head 0, then of head 1, ... in a plane seen as [pages * G, P * X]."""
+
+        def make() -> Tensor:
+            pages = self.page_table[row, : -(-self.length(row) // PAGE_TOKENS)]
+            return (pages[None, :] * heads + torch.arange(heads, device=pages.device)[:, None]).reshape(-1)
+
+        return self.derived(("page_heads", row, heads), make)  # type: ignore[no-any-return]
+
+    def causal_bias(self, row: int) -> Tensor:
+        """[W, L] fp32: 0 where the row's token w sees position l, else -inf."""
+
+        def make() -> Tensor:
+            width, length = self.starts[row + 1] - self.starts[row], self.length(row)
+            bias = torch.full((width, length), float("-inf"), device=self.page_table.device)
+            return bias.triu_(self.frontiers[row] + 1)
+
+        return self.derived(("causal_bias", row), make)  # type: ignore[no-any-return]

@@ -1,0 +1,49 @@
+"""``ninfer-serve [MODEL] [options]``: the HTTP server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ninfer_core import logs, options
+
+from .main import guarded
+
+if TYPE_CHECKING:
+    from ninfer_core.engine.engine import LocalEngine
+    from ninfer_core.engine.progress import Progress
+
+USAGE = "ninfer-serve [MODEL] [options]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``ninfer-serve``; the exit status (0, 1, 2, 130)."""
+    return guarded(run, sys.argv[1:] if argv is None else argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse, bind, load, serve. MODEL may be missing: the demo model."""
+    plugins = options.compose(argv)
+    positionals, values = options.parse(argv, plugins, "serve", usage=USAGE)
+    found = options.exactly(positionals, "ninfer-serve", "[MODEL]")
+    logs.configure(values["log_level"], values["log_colours"])
+    from ninfer_core.serve.run import serve
+
+    def load(progress: Progress) -> LocalEngine:
+        # torch loads here, behind the bound port
+        from ninfer_core.engine.load import load_engine
+
+        if found:
+            model = found[0]
+        else:
+            from ninfer_core.demo import demo_model
+
+            model = demo_model()
+        return load_engine(model, values, plugins, progress)
+
+    return serve(values, plugins, load)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""One server from bind to exit: it answers 503 while the model loads, serves, and stops as the operator asks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ninfer_core.api import OptionValues, StartupError, Unavailable
+from ninfer_core.plugins import Plugins
+
+from .bind import listen, spelled
+from .interrupts import CONFIRM_SECONDS, Interrupts, Prompt
+from .progress import StartupProgress, startup_progress
+from .state import Context, ServerState
+from .version import build_version
+
+if TYPE_CHECKING:
+    from ninfer_core.engine.engine import LocalEngine
+    from ninfer_core.engine.progress import Progress
+
+    from .door import Door
+    from .transport import Carrier
+
+log = structlog.get_logger()
+
+INTERRUPTED = 130
+ENGINE_FAILED = 2
+JOIN_SECONDS = 10.0  # the engine thread's time to reach its next boundary
+DRAIN_SECONDS = 10.0  # for the port to close once nothing new is let in; uvicorn's own limit is shorter
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a browser does not accept them as destinations
+SWITCH_SECONDS = 1e-4
+"""The default interval of 5 ms is what the event loop waits for the interpreter beside a busy engine thread."""
+
+
+def serve(values: OptionValues, plugins: Plugins, load: Callable[[Progress], LocalEngine]) -> int:
+    """Serve until stopped; the exit status. Raises StartupError when the server cannot start.
+
+    0: stopped cleanly. 2: the engine failed. 130: Ctrl+C before the server was ready, or once more during the stop.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    sock = listen(values["host"], values["port"])
+    # the web framework loads behind the bound port, so that a clash is reported at once
+    from .transport import loop_factory
+
+    try:
+        server = Server(values, plugins, load, sock)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            status = runner.run(server.main())
+    finally:
+        sock.close()
+    if server.threads_left:
+        # a thread inside native code would take the interpreter down with it
+        _exit_now(status)
+    return status
+
+
+def compose(values: OptionValues, plugins: Plugins, state: ServerState, version: str) -> Door:
+    """The ASGI application of one server. Raises StartupError for frontends that cannot be opened or clash."""
+    from .app import build_app
+    from .door import Door
+    from .health import own_routes
+    from .site import Site, open_frontends
+
+    context = Context(options=values, version=version, state=state)
+    frontends = open_frontends(plugins, values["frontends"], context)
+    context.frontends = tuple(frontend for _, frontend in frontends)
+    site: Site
+    own = own_routes(context, lambda: (route for route, _ in site.routes))
+    site = Site(frontends, own)
+    app = build_app(site, max_request_mib=values["max_request_mib"])
+    return Door(app, site, state, version)
+
+
+class Server:
+    """The life of one server process. Everything here runs on the event loop."""
+
+    def __init__(
+        self, values: OptionValues, plugins: Plugins, load: Callable[[Progress], LocalEngine], sock: socket.socket
+    ) -> None:
+        self.state = ServerState()
+        self.threads_left = False
+        self._values, self._load, self._sock = values, load, sock
+        self._version = build_version()
+        self._door = compose(values, plugins, self.state, self._version)
+        self._interrupts, self._prompt = Interrupts(), Prompt()
+        self._stop = asyncio.Event()
+        self._status = 0
+
+    async def main(self) -> int:
+        """The exit status."""
+        from .transport import carrier
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        began = time.monotonic()
+        host, port = self._values["host"], self._sock.getsockname()[1]
+        log.info("listening", address=spelled(host, port), version=self._version)
+        http = carrier(self._door, self._version)
+        serving = asyncio.create_task(http.serve(sockets=[self._sock]))
+        try:
+            with startup_progress() as progress:
+                engine = await self._loaded(progress)
+            if engine is not None:
+                engine.start(loop, on_failed=self._failed)
+                self.state.engine, self.state.phase = engine, "ready"
+                log.info("ready", model=engine.info.id, seconds=round(time.monotonic() - began, 2))
+                announce(host, port, engine.info.id)
+                await self._stop.wait()
+            await self._end(http, serving, engine)
+        finally:
+            self._prompt.clear()
+            serving.cancel()
+        return self._status
+
+    async def _loaded(self, progress: StartupProgress) -> LocalEngine | None:
+        """The engine, loaded on a thread of its own; None when the operator ended the start. Raises StartupError."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[LocalEngine] = loop.create_future()
+
+        def settle(engine: LocalEngine | None, error: BaseException | None) -> None:
+            if arrived.cancelled():
+                return
+            if engine is not None:
+                arrived.set_result(engine)
+            else:
+                arrived.set_exception(error or StartupError("the model could not be loaded"))
+
+        def work() -> None:
+            try:
+                outcome: tuple[LocalEngine | None, BaseException | None] = (self._load(progress), None)
+            except BaseException as error:
+                outcome = (None, error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, *outcome)
+
+        thread = threading.Thread(target=work, name="ninfer-load", daemon=True)
+        thread.start()
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({arrived, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not arrived.done():
+            arrived.cancel()
+            self.threads_left = thread.is_alive()
+            return None
+        try:
+            return arrived.result()
+        except StartupError:
+            raise
+        except Exception as error:
+            log.debug("load_failed", exc_info=error)
+            raise StartupError(f"the model could not be loaded: {type(error).__name__}: {error}") from error
+
+    async def _end(self, http: Carrier, serving: asyncio.Task[None], engine: LocalEngine | None) -> None:
+        """Refuse new work, end what runs, close the port. Bounded: a stuck client or engine does not hold the exit."""
+        self._prompt.clear()
+        if self.state.phase != "failed":
+            self.state.phase = "stopping"
+        log.info("stopping")
+        http.should_exit = True
+        if engine is not None:
+            engine.stop(Unavailable(message="The server is stopping."))
+            ended = await asyncio.to_thread(engine.join, JOIN_SECONDS)
+            self.threads_left = self.threads_left or not ended
+        await asyncio.wait({serving}, timeout=DRAIN_SECONDS if engine is not None else 0.5)
+        log.info("server stopped")
+
+    def _failed(self) -> None:
+        """Engine-wide failure: nothing can be answered any more, so the server ends itself."""
+        log.error("engine_failed", error=self.state.engine and self.state.engine.failed)
+        self.state.phase, self._status = "failed", ENGINE_FAILED
+        self._stop.set()
+
+    def _interrupted(self) -> None:
+        meaning = self._interrupts.press(self.state.phase)
+        if meaning == "ask":
+            self._prompt.show()
+            asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._prompt.clear)
+        elif meaning == "abandon":
+            self._prompt.clear()
+            _exit_now(INTERRUPTED)
+        else:
+            if meaning == "end_startup":
+                self._status = INTERRUPTED
+            self._stop.set()
+
+
+def announce(host: str, port: int, model: str) -> None:
+    """The last words of a start, on stderr: what is served, and the URLs to open."""
+    base = f"http://{spelled(WILDCARDS.get(host, host), port)}"
+    sys.stderr.write(f"\n  {model} is served at  {base}/v1\n  health             {base}/health\n  Press Ctrl+C twice to stop.\n\n")
+    sys.stderr.flush()
+
+
+def _exit_now(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,211 @@
+"""The output of one request: tokens in, channel text out, and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ninfer_core.api import ReasoningSyntax, Tokenizer
+from ninfer_core.api.jobs import Channel, FinishReason
+from ninfer_core.errors import InvariantError
+
+from .channels import ChannelSplitter, Pieces
+from .detokenize import TextStream
+from .stops import StopMatcher
+
+Deltas = tuple[tuple[Channel, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What ``OutputSession.preview`` decided about the tokens of one round; nothing is real before ``commit``."""
+
+    kept: int  # tokens that count, the one that ends included
+    finish: FinishReason | None
+    stop_string: str | None
+    deltas: Deltas  # in order; no piece is empty, neighbours differ in channel
+    token_ids: tuple[int, ...]  # the kept ones
+    reasoning_tokens: int  # of the kept ones
+    decoder: _Decoder  # the state after them
+    base: int  # tokens committed when this was previewed
+
+
+class OutputSession:
+    """Reads one request's tokens: whole scalars, channels, stop strings, the output limit.
+
+    A round is previewed (no side effect), and committed once the model's state is. The result is the same for every
+    split of the tokens into rounds. A stop token ends the turn; it is kept and counted, and its text is withheld.
+    Special tokens have no text, except the family's reasoning tags. ``raw``: no channels, everything is content.
+    Whatever is held back (a part of a character, a tag or a stop string) is text once the turn has ended.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop_ids: frozenset[int],
+        stops: tuple[str, ...],
+        reasoning: ReasoningSyntax | None,
+        in_reasoning: bool,
+        limit: int,
+        limit_finish: FinishReason,
+        raw: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = stop_ids
+        self._limit = limit
+        self._limit_finish = limit_finish
+        syntax = None if raw else reasoning
+        self._hidden = hidden_ids(tokenizer, syntax)
+        self._decoder = _Decoder(
+            TextStream(),
+            ChannelSplitter(syntax, in_reasoning and syntax is not None),
+            {"reasoning": StopMatcher(stops), "content": StopMatcher(stops)},
+        )
+        self._tokens: list[int] = []
+        self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
+        self.reasoning_tokens = 0  # accepted while in the reasoning channel, the close tag's included
+        self.finish: FinishReason | None = None
+        self.stop_string: str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self._tokens
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._texts["reasoning"])
+
+    @property
+    def content(self) -> str:
+        return "".join(self._texts["content"])
+
+    @property
+    def remaining(self) -> int:
+        """Tokens the limit still allows."""
+        return max(self._limit - len(self._tokens), 0)
+
+    @property
+    def in_reasoning(self) -> bool:
+        return self._decoder.splitter.in_reasoning
+
+    def preview(self, tokens: Sequence[int]) -> Taken:
+        """How much of a round counts, and the text it publishes. Changes nothing."""
+        self._check_open()
+        decoder = self._decoder.copy()
+        pieces: Pieces = []
+        stop_string: str | None = None
+        finish: FinishReason | None = None
+        kept = reasoning_tokens = 0
+        for token in tokens[: self.remaining]:
+            kept += 1
+            was_reasoning = decoder.splitter.in_reasoning
+            if token in self._stop_ids:
+                stop_string, finish = decoder.end(pieces), "stop_token"
+            else:
+                stop_string = decoder.take(self._bytes(token), pieces)
+            reasoning_tokens += was_reasoning or decoder.splitter.in_reasoning
+            if finish or stop_string is not None:
+                break
+        if not finish and stop_string is None and len(self._tokens) + kept >= self._limit:
+            stop_string, finish = decoder.end(pieces), self._limit_finish
+        return Taken(
+            kept=kept,
+            finish=finish if stop_string is None else "stop_string",
+            stop_string=stop_string,
+            deltas=_merged(pieces),
+            token_ids=tuple(tokens[:kept]),
+            reasoning_tokens=reasoning_tokens,
+            decoder=decoder,
+            base=len(self._tokens),
+        )
+
+    def commit(self, taken: Taken) -> None:
+        """Make a preview real. It must be of the session as it is now."""
+        self._check_open()
+        if taken.base != len(self._tokens):
+            raise InvariantError("an output preview was committed after another one")
+        self._decoder = taken.decoder
+        self._tokens.extend(taken.token_ids)
+        self._publish(taken.deltas)
+        self.reasoning_tokens += taken.reasoning_tokens
+        self.finish, self.stop_string = taken.finish, taken.stop_string
+
+    def flush(self) -> Deltas:
+        """The held text, for an end without a finish (a cancelled request); empty after a finish or a second call."""
+        if self.finish is not None:
+            return ()
+        pieces: Pieces = []
+        self.stop_string = self._decoder.end(pieces)
+        self.finish = "cancelled"
+        deltas = _merged(pieces)
+        self._publish(deltas)
+        return deltas
+
+    def _publish(self, deltas: Deltas) -> None:
+        for channel, text in deltas:
+            self._texts[channel].append(text)
+
+    def _bytes(self, token: int) -> bytes:
+        return b"" if token in self._hidden else self._tokenizer.token_bytes(token)
+
+    def _check_open(self) -> None:
+        if self.finish is not None:
+            raise InvariantError(f"the output has ended ({self.finish}) and takes no more tokens")
+
+
+class _Decoder:
+    """The state between tokens: a part of a character, of a tag, of a stop string."""
+
+    __slots__ = ("matchers", "splitter", "stream")
+
+    def __init__(self, stream: TextStream, splitter: ChannelSplitter, matchers: dict[Channel, StopMatcher]) -> None:
+        self.stream, self.splitter, self.matchers = stream, splitter, matchers
+
+    def copy(self) -> _Decoder:
+        matchers = {channel: matcher.copy() for channel, matcher in self.matchers.items()}
+        return _Decoder(self.stream.copy(), self.splitter.copy(), matchers)
+
+    def take(self, data: bytes, out: Pieces) -> str | None:
+        """Append the text these bytes publish; the stop string that ended the turn, if one did."""
+        return self._match(self.splitter.feed(self.stream.feed(data)), out)
+
+    def end(self, out: Pieces) -> str | None:
+        """The turn is over: publish what is held. Held text may still complete a stop string."""
+        hit = self._match(self.splitter.feed(self.stream.finish()) + self.splitter.finish(), out)
+        if hit is None:
+            for channel, matcher in self.matchers.items():
+                out.append((channel, matcher.finish()))
+        return hit
+
+    def _match(self, pieces: Pieces, out: Pieces) -> str | None:
+        for channel, text in pieces:
+            if channel == "content":
+                # the reasoning is over, so no stop string can complete in it
+                out.append(("reasoning", self.matchers["reasoning"].finish()))
+            text, hit = self.matchers[channel].feed(text)
+            out.append((channel, text))
+            if hit is not None:
+                return hit
+        return None
+
+
+def hidden_ids(tokenizer: Tokenizer, reasoning: ReasoningSyntax | None) -> frozenset[int]:
+    """The tokens without text: the tokenizer's ``special_ids``, but for the reasoning tags the channels are read from."""
+    special: frozenset[int] = getattr(tokenizer, "special_ids", frozenset())
+    if reasoning is None:
+        return special
+    tags = (reasoning.open, reasoning.close)
+    return special - {tokenizer.control_tokens[tag] for tag in tags if tag in tokenizer.control_tokens}
+
+
+def _merged(pieces: Pieces) -> Deltas:
+    merged: Pieces = []
+    for channel, text in pieces:
+        if not text:
+            continue
+        if merged and merged[-1][0] == channel:
+            merged[-1] = (channel, merged[-1][1] + text)
+        else:
+            merged.append((channel, text))
+    return tuple(merged)

@@ -1,0 +1,267 @@
+"""Who wrote which part of a rendered prompt.
+
+A control token's spelling inside a client's string is text. Before a template sees such a string, every spelling in it
+is broken by a *mark*, a character that occurs nowhere in the input; what the template writes itself stays whole. After
+rendering, whole spellings are control tokens, and the marks are taken out of the text between them. A mark survives
+whatever a template does to a string, so losing track of one can only turn a control token into text.
+
+Marks also stand where a string ends or begins with a part of a spelling, so that two strings put side by side cannot
+form one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ninfer_core.errors import InvariantError
+
+_NONCHARACTERS = [*range(0xFDD0, 0xFDF0), *(plane + low for plane in range(0, 0x110000, 0x10000) for low in (0xFFFE, 0xFFFF))]
+
+
+def free_characters(texts: Iterable[str], count: int) -> list[str]:
+    """Characters that occur in none of ``texts``: noncharacters if they can be, else private-use ones."""
+    used = set().union(*texts)
+    candidates = (chr(c) for c in (*_NONCHARACTERS, *range(0xF0000, 0x10FFFE)))
+    free = [char for char, _ in zip((c for c in candidates if c not in used), range(count), strict=False)]
+    if len(free) < count:
+        raise InvariantError("no character is free to mark the prompt with")
+    return free
+
+
+class Spellings:
+    """The spellings that only a template may write. Built once per model."""
+
+    def __init__(self, spellings: Iterable[str]) -> None:
+        words = sorted(set(spellings))
+        self.pattern = re.compile(_alternation(words)) if words else None  # leftmost, longest
+        self.longest = max(map(len, words), default=0)
+        self._starts = {word[:size] for word in words for size in range(1, len(word))}
+        self._ends = {word[size:] for word in words for size in range(1, len(word))}
+        self._haystack = "\0".join(words)
+
+    def places(self, text: str) -> set[int]:
+        """Where marks go, as positions between characters (0 is before the first): inside every spelling, overlapping
+        ones too, and at the edges."""
+        places = self.edges(text)
+        if self.pattern is not None:
+            found = self.pattern.search(text)
+            while found:
+                places.add(found.start() + 1)
+                found = self.pattern.search(text, found.start() + 1)
+        return places
+
+    def edges(self, text: str) -> set[int]:
+        """Where the text ends with the start of a spelling, begins with the end of one, or is the middle of one."""
+        size = len(text)
+        places = {size - n + 1 for n in range(1, min(size, self.longest - 1) + 1) if text[size - n :] in self._starts}
+        goes_on = any(text[:n] in self._ends for n in range(1, min(size, self.longest - 1) + 1))
+        if goes_on or (0 < size < self.longest and text in self._haystack):
+            places.add(0)
+        return places
+
+    def split(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The text as runs, each with whether it is a control token."""
+        at = 0
+        for found in self.pattern.finditer(text) if self.pattern is not None else ():
+            if found.start() > at:
+                yield text[at : found.start()], False
+            yield found[0], True
+            at = found.end()
+        if at < len(text):
+            yield text[at:], False
+
+
+def _alternation(words: list[str]) -> str:
+    """A regular expression for the longest of sorted ``words``, shared beginnings written once."""
+    if len(words) == 1:
+        return re.escape(words[0])
+    heads: dict[str, list[str]] = {}
+    for word in words:
+        heads.setdefault(word[:1], []).append(word[1:])
+    optional = "" in heads
+    heads.pop("", None)
+    branches = []
+    for head, tails in heads.items():
+        while tails[0] and all(tail[:1] == tails[0][0] for tail in tails):
+            head += tails[0][0]
+            tails = [tail[1:] for tail in tails]
+        branches.append(re.escape(head) + (_alternation(tails) if tails != [""] else ""))
+    joined = branches[0] if len(branches) == 1 and not optional else f"(?:{'|'.join(branches)})"
+    return joined + "?" * optional
+
+
+class Marks:
+    """The mark of one rendering, and the spellings it breaks."""
+
+    def __init__(self, spellings: Spellings, mark: str) -> None:
+        self.spellings, self.mark = spellings, mark
+
+    def text(self, plain: str) -> str:
+        """A client's string; a plain ``str`` when nothing in it needs a mark."""
+        return self.build(plain, self.spellings.places(plain))
+
+    def cut(self, plain: str, places: Iterable[int]) -> str:
+        """A part of a marked string, with its new edges."""
+        return self.build(plain, set(places) | self.spellings.edges(plain))
+
+    def read(self, marked: str) -> str:
+        """A string that went through code which does not know marks."""
+        if self.mark not in marked or isinstance(marked, Marked):
+            return marked
+        pieces = marked.split(self.mark)
+        places, at = [], 0
+        for piece in pieces[:-1]:
+            at += len(piece)
+            places.append(at)
+        return self.build("".join(pieces), places)
+
+    def build(self, plain: str, places: Iterable[int]) -> str:
+        ordered = sorted(set(places))
+        if not ordered:
+            return plain
+        bounds = [0, *ordered, len(plain)]
+        raw = self.mark.join(plain[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+        marked = str.__new__(Marked, raw)
+        marked.plain, marked.places, marked.marks = plain, ordered, self
+        return marked
+
+    def plain(self, text: str) -> str:
+        return text.replace(self.mark, "")
+
+
+def plain(value: Any) -> Any:
+    """A value as a template compares it: without marks."""
+    return value.plain if isinstance(value, Marked) else value
+
+
+class Marked(str):
+    """A string with marks in it. Templates see the text without them: ``'</think>' in content``, ``split``, ``strip``,
+    slices and comparisons work as on the plain string, and what they return keeps its marks."""
+
+    __slots__ = ("marks", "places", "plain")
+    plain: str
+    places: list[int]
+    marks: Marks
+
+    def __str__(self) -> str:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+    def __hash__(self) -> int:
+        return hash(self.plain)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.plain == plain(other))
+
+    def __ne__(self, other: object) -> bool:
+        return bool(self.plain != plain(other))
+
+    def __lt__(self, other: str) -> bool:
+        return self.plain < str(plain(other))
+
+    def __gt__(self, other: str) -> bool:
+        return self.plain > str(plain(other))
+
+    def __contains__(self, part: object) -> bool:
+        return plain(part) in self.plain
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._cut(i, i + 1) for i in range(len(self.plain)))
+
+    def __getitem__(self, key: Any) -> str:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self.plain))
+            return self._cut(start, stop) if step == 1 else self.marks.text(self.plain[key])
+        at = range(len(self.plain))[key]
+        return self._cut(at, at + 1)
+
+    def __add__(self, other: str) -> str:
+        return self.marks.read(str.__add__(self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> str:
+        return self.marks.read(str.__add__(other, self)) if isinstance(other, str) else NotImplemented
+
+    def strip(self, chars: str | None = None) -> str:
+        chars = plain(chars)
+        return self._cut(len(self.plain) - len(self.plain.lstrip(chars)), len(self.plain.rstrip(chars)))
+
+    def lstrip(self, chars: str | None = None) -> str:
+        return self._cut(len(self.plain) - len(self.plain.lstrip(plain(chars))), len(self.plain))
+
+    def rstrip(self, chars: str | None = None) -> str:
+        return self._cut(0, len(self.plain.rstrip(plain(chars))))
+
+    def removeprefix(self, prefix: str) -> str:
+        return self._cut(len(self.plain) - len(self.plain.removeprefix(plain(prefix))), len(self.plain))
+
+    def removesuffix(self, suffix: str) -> str:
+        return self._cut(0, len(self.plain.removesuffix(plain(suffix))))
+
+    def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:  # type: ignore[override]
+        return self._parts(self.plain.split(plain(sep), maxsplit), len(sep or ""))
+
+    def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:  # type: ignore[override]
+        return self._parts(self.plain.rsplit(plain(sep), maxsplit), len(sep or ""))
+
+    def splitlines(self, keepends: bool = False) -> list[str]:  # type: ignore[override]
+        return self._parts(self.plain.splitlines(keepends), 0)
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        return self._halves(self.plain.find(plain(sep)), sep, (self, "", ""))
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:
+        return self._halves(self.plain.rfind(plain(sep)), sep, ("", "", self))
+
+    def replace(self, old: str, new: str, count: Any = -1) -> str:  # type: ignore[override]
+        if not old:
+            return self.marks.text(self.plain.replace(plain(old), plain(new), count))
+        return self.marks.read(str.join(new, self.split(old, count)))
+
+    def join(self, parts: Iterable[str]) -> str:
+        return self.marks.read(str.join(self, parts))
+
+    def _cut(self, start: int, stop: int) -> str:
+        stop = max(stop, start)
+        if start == 0 and stop == len(self.plain):
+            return self
+        inside = self.places[bisect_right(self.places, start) : bisect_left(self.places, stop)]
+        return self.marks.cut(self.plain[start:stop], (place - start for place in inside))
+
+    def _parts(self, parts: list[str], step: int) -> list[str]:
+        cuts, at = [], 0
+        for part in parts:
+            at = self.plain.index(part, at)
+            cuts.append(self._cut(at, at + len(part)))
+            at += len(part) + step
+        return cuts
+
+    def _halves(self, at: int, sep: str, missing: tuple[str, str, str]) -> tuple[str, str, str]:
+        if at < 0:
+            return missing
+        return self._cut(0, at), sep, self._cut(at + len(sep), len(self.plain))
+
+
+def _ask(name: str) -> Any:
+    """A method that only looks at the text."""
+    method = getattr(str, name)
+    return lambda self, *args: method(self.plain, *map(plain, args))
+
+
+def _rewrite(name: str) -> Any:
+    """A method that writes the text anew: all of it counts as the client's."""
+    method = getattr(str, name)
+    return lambda self, *args: self.marks.text(method(self.plain, *map(plain, args)))
+
+
+for _name in (
+    "startswith endswith find rfind index rindex count isalnum isalpha isascii isdecimal isdigit isidentifier islower "
+    "isnumeric isprintable isspace istitle isupper"
+).split():
+    setattr(Marked, _name, _ask(_name))
+for _name in "lower upper title capitalize swapcase casefold center ljust rjust zfill expandtabs translate".split():
+    setattr(Marked, _name, _rewrite(_name))

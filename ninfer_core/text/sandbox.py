@@ -1,0 +1,225 @@
+"""The jinja2 environment of chat templates: sandboxed, immutable, bounded in time and size.
+
+Bounded: the text one rendering produces, and every string or list it builds on the way (``MAX_TEXT`` characters or
+items); whole numbers (``MAX_BITS``); numbers given to filters and methods, such as widths and counts (``MAX_COUNT``,
+jinja2's own bound of ``range``); and the wall clock (``MAX_SECONDS``). The clock is looked at in every turn of a loop,
+call, operator, filter, concatenation and piece of output; what runs between two looks works on bounded values.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import wraps
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from .provenance import Marks, plain
+from .tojson import to_json
+
+MAX_TEXT = 1 << 24  # characters, and items of a list
+MAX_BITS = 1 << 12
+MAX_COUNT = 100_000
+MAX_SECONDS = 5.0
+
+
+class TemplateRaised(Exception):
+    """The template's own ``raise_exception``."""
+
+
+class TemplateTooLarge(Exception):
+    """A bound of this module was reached."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Rendering:
+    """What one rendering may use, and its marks."""
+
+    marks: Marks | None = None
+    deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
+    written: int = 0  # characters of output so far
+
+    def look(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise TemplateTooLarge(f"it took longer than {MAX_SECONDS:g} s")
+
+    def read(self, value: Any) -> Any:
+        """A value some function built: within bounds, and with its marks recognised."""
+        if isinstance(value, str):
+            check_size(str.__len__(value))
+            return self.marks.read(value) if self.marks is not None else value
+        if isinstance(value, (list, tuple)):
+            check_size(len(value))
+        elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise TemplateTooLarge("it computes with a number that is too large")
+        return value
+
+
+_rendering: ContextVar[Rendering] = ContextVar("rendering")
+
+
+@contextmanager
+def rendering(limits: Rendering) -> Iterator[Rendering]:
+    """The rendering that templates of this thread belong to."""
+    token = _rendering.set(limits)
+    try:
+        yield limits
+    finally:
+        _rendering.reset(token)
+
+
+def check_size(size: int) -> None:
+    if size > MAX_TEXT:
+        raise TemplateTooLarge(f"it writes more than {MAX_TEXT} characters")
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The environment Hugging Face templates are written for: trimmed blocks, loop controls, ``generation`` blocks,
+    ``raise_exception``, ``strftime_now`` and a ``tojson`` that keeps member order and non-ASCII text."""
+
+    intercepted_binops = frozenset({"+", "-", "*", "**", "%", "//", "/"})
+
+    def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationBlock], cache_size=0
+        )
+        for name in ("lipsum", "cycler", "joiner"):
+            del self.globals[name]
+        for name in ("urlize", "wordwrap", "pprint", "xmlattr", "random"):
+            del self.filters[name]
+        self.filters = {name: _bounded_filter(name, function) for name, function in self.filters.items()}
+        self.filters["tojson"] = _bounded_filter("tojson", to_json)
+        self.globals |= {"raise_exception": _raise, "strftime_now": _clock(now)}
+
+    def compile_chat(self, source: str) -> Any:
+        """A template whose loops and macros look at the clock; jinja2.TemplateSyntaxError when it does not parse."""
+        tree = _Bounding().visit(self.parse(source))
+        code = self.compile(tree, name="chat_template", filename="chat_template")
+        return self.template_class.from_code(self, code, self.make_globals(None))
+
+    def tick(self) -> str:
+        _rendering.get().look()
+        return ""
+
+    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+        limits = _rendering.get()
+        limits.look()
+        pieces: list[str] = []
+        size = 0
+        for piece in parts:
+            size += str.__len__(piece)
+            check_size(size)
+            pieces.append(piece)
+        joined: str = limits.read("".join(pieces))
+        return joined
+
+    def tilde(self, *parts: Any) -> str:
+        """``a ~ b``."""
+        return self.concat([str(part) for part in parts])
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+        limits = _rendering.get()
+        limits.look()
+        _check_call(__obj, args, kwargs)
+        return limits.read(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        limits = _rendering.get()
+        limits.look()
+        _check_binop(operator, left, right)
+        return limits.read(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """``format`` and ``format_map`` of a string: bounded, and of its text without marks."""
+        target = getattr(value, "__self__", None)
+        if not isinstance(target, str) or getattr(value, "__name__", "") not in ("format", "format_map"):
+            return None
+        # the arguments keep their marks; the pattern is the template's in all but absurd templates
+        wrapped: Callable[..., str] | None = super().wrap_str_format(getattr(str.__str__(target), value.__name__))
+        return wrapped
+
+
+class GenerationBlock(Extension):
+    """``{% generation %}``: transformers marks the assistant's part with it; rendering is not affected."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Bounding(NodeTransformer):
+    """Puts a look at the clock into every loop and macro, and makes ``~`` a bounded call."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        return self._ticking(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._ticking(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        target = nodes.EnvironmentAttribute("tilde")
+        return nodes.Call(target, node.nodes, [], None, None, lineno=node.lineno)
+
+    def _ticking(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None, lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
+        return node
+
+
+def _raise(message: Any = "") -> None:
+    raise TemplateRaised(str(message))
+
+
+def _clock(now: Callable[[], datetime]) -> Callable[[str], str]:
+    def strftime_now(pattern: str) -> str:
+        if len(pattern) > 200 or re.search(r"%[^A-Za-z%]*\d", pattern):
+            raise TemplateTooLarge("strftime_now takes a short pattern without widths")
+        return now().strftime(pattern)
+
+    return strftime_now
+
+
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter with bounded arguments and result. What it needs passed in (context, environment) stays as it is."""
+
+    @wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        limits = _rendering.get()
+        limits.look()
+        values = [value for value in args if not isinstance(value, Context)]
+        _check_counts([*values, *kwargs.values()] if name not in ("int", "float", "abs", "string") else ())
+        if name in ("int", "float"):
+            args = tuple(plain(value) for value in args)
+        texts = [value for value in values if isinstance(value, str)]
+        if name == "replace" and len(texts) >= 3:
+            _check_replace(texts[0], texts[1], texts[2])
+        if name == "format":
+            _check_pattern(texts[:1], [*values[1:], *kwargs.values()])
+        if name == "join":
+            args = _joined_within_bounds(args, kwargs)
+        if name == "indent":
+            check_size(sum(text.count("\n") + 1 for text in texts[:1]) * (MAX_COUNT if len(values) > 1 else 4) // 1000)
+        return limits.read(function(*args, **kwargs))
+
+    return bounded
+
+
+def _check_counts(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, (int, float)) and not -MAX_COUNT <= value <= MAX_COUNT:
+            raise TemplateTooLarge(f"it gives a filter or method a number beyond {MAX_COUNT}")

@@ -1,0 +1,40 @@
+"""RMSNorm against its definition."""
+
+import pytest
+import torch
+
+from ninfer_kernels import norm
+
+SHAPES = [(1, 64), (1, 576), (7, 100), (63, 96), (500, 33)]
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize(("T", "H"), SHAPES, ids=[f"T{t}-H{h}" for t, h in SHAPES])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+def test_rms_norm_equals_its_reference(T, H, dtype):
+    g = torch.Generator().manual_seed(T)
+    x = (torch.randn(T, H, generator=g) * 30).to(dtype)
+    weight = torch.randn(H, generator=g)
+    out = norm.rms_norm(x, weight, 1e-5)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, norm.reference.rms_norm(x, weight, 1e-5), rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+def test_the_reference_is_the_formula_in_fp64():
+    x, weight = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0])
+    root = ((9 + 16) / 2 + 0.5) ** 0.5
+    expected = torch.tensor([[3 / root, 8 / root]])
+    torch.testing.assert_close(norm.reference.rms_norm(x, weight, 0.5), expected)
+
+
+@pytest.mark.parametrize("rms_norm", [norm.rms_norm, norm.reference.rms_norm], ids=["fast", "reference"])
+def test_a_zero_row_stays_zero_and_rows_do_not_touch(rms_norm):
+    x = torch.randn(3, 48)
+    x[1] = 0
+    out = rms_norm(x, torch.ones(48), 1e-6)
+    assert not out[1].any()
+    torch.testing.assert_close(out[2:], rms_norm(x[2:], torch.ones(48), 1e-6))
+
+
+def test_no_rows_give_no_rows():
+    assert norm.rms_norm(torch.empty(0, 32), torch.ones(32), 1e-6).shape == (0, 32)
