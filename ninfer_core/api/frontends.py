@@ -30,8 +30,8 @@ class HttpRequest:
 class HttpResponse:
     """A whole body, or a stream of already framed chunks. Closing the stream early must cancel what feeds it.
 
-    The status line of a stream goes out with its first chunk or its first heartbeat: an ApiError raised before either is
-    an ordinary error response, one raised later becomes ``late_error`` (None: the connection is cut).
+    The status line of a stream goes out with its first chunk or its first heartbeat: an ApiError raised before either
+    is an ordinary error response, one raised later becomes ``late_error`` (None: the connection is cut).
     """
 
     status: int = 200

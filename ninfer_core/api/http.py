@@ -40,7 +40,7 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 
 def error_object(error: ApiError) -> dict[str, Any]:
-    """The members of OpenAI's error object: message, type, param where a place is known, code, then the extra fields."""
+    """OpenAI's error object: message, type, param where a place is known, code, then the extra fields."""
     members: dict[str, Any] = {"message": error.message, "type": error.type}
     if error.param is not None:
         members["param"] = error.param

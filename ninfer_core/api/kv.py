@@ -29,7 +29,9 @@ class Plane:
 class RowCodec(Protocol):
     """Encodes and decodes rows of one head dimension D; keys and values alike.
 
-    ``encode``: [R, D] float -> one tensor [R, width] per plane. ``decode``: the planes -> [R, D] fp32.
+    ``encode``: [R, D] float -> one tensor [R, width] per plane. ``decode``: the planes -> [R, D] fp32. Rows stand for
+    themselves: how one is encoded depends on no other. A codec of one plane whose ``decode`` only widens its elements
+    may also say ``is_cast = True``: fused attention then reads the plane itself.
     """
 
     def encode(self, rows: Tensor) -> tuple[Tensor, ...]: ...

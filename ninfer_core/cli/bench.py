@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 import time
@@ -66,8 +65,10 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """``prefill_ms``: from the start to the last row's first token. ``decode_ms``: from there to the first row's end, in
-    which ``decoded`` tokens came."""
+    """``prefill_ms``: from the start to the last row's first token. ``decode_ms``: from there to the first row's end.
+
+    ``decoded``: the tokens all rows produced in ``decode_ms``.
+    """
 
     prefill_ms: float
     decode_ms: float
@@ -111,6 +112,8 @@ def _sized(values: OptionValues, shapes: Sequence[Shape]) -> OptionValues:
 async def _measure(engine: LocalEngine, shape: Shape, seed: int) -> Measured:
     """Start all rows at once and watch when their tokens come."""
     prompts = [_prompt(engine, shape.prompt_tokens, f"{seed}/{row}") for row in range(shape.rows)]
+    import asyncio
+
     start = time.perf_counter()
     stamps = await asyncio.gather(*(_row(engine, prompt, shape.decode_tokens) for prompt in prompts))
     first = max(times[0][0] for times in stamps)

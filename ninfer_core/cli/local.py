@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from ninfer_core.api import OptionValues
 from ninfer_core.plugins import Plugins
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ninfer_core.engine.engine import LocalEngine
 
 STOP_SECONDS = 10.0
@@ -59,6 +60,8 @@ def local_engine(model: str, values: OptionValues, plugins: Plugins) -> Iterator
         engine = load_engine(model, values, plugins, line)
     finally:
         line.clear()
+    import asyncio
+
     with asyncio.Runner() as runner:
         engine.start(runner.get_loop())
         try:

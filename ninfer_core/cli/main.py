@@ -63,3 +63,7 @@ def overview(plugins: Plugins) -> str:
     lines += [f"  {command.name.ljust(width)}  {command.summary}" for command in commands]
     lines += ["", "ninfer COMMAND --help lists the options of one; ninfer-serve --help those of the server."]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

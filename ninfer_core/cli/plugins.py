@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from ninfer_core.api import Command, Option
 from ninfer_core.plugins import PluginRecord
 
 OPTIONS = (Option(flag="--json", help="print one JSON object instead of text"),)
+INDENT = " " * 4
+WRAP = textwrap.TextWrapper(100, initial_indent=INDENT, subsequent_indent=INDENT * 2, break_on_hyphens=False)
 USAGE = "ninfer plugins [--json] [--plugins A,B] [--no-plugin A,B]"
 
 
@@ -37,8 +40,10 @@ def _lines(record: PluginRecord) -> list[str]:
     source = f"{record.distribution or 'not installed as a distribution'}: {record.module}"
     lines = [f"{record.name:<16} {record.version or '-':<10} {level:<12} {record.status:<9} {source}"]
     if record.reason:
-        lines.append(f"    {record.reason}")
-    lines += [f"    {what.replace('_', ' ')}: {', '.join(names)}" for what, names in sorted(record.offers.items())]
+        lines.append(f"{INDENT}{record.reason}")
+    for what, names in sorted(record.offers.items()):
+        offered = f"{what.replace('_', ' ')}: {', '.join(names)}"
+        lines += WRAP.wrap(offered)
     return lines
 
 

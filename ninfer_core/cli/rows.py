@@ -1,4 +1,4 @@
-"""A measurement is a row of JSON: what was measured, where, and with which versions. ``bench/rows/*.jsonl`` keeps them."""
+"""A measurement is a row of JSON: what, where, with which versions. ``bench/rows/*.jsonl`` keeps them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from ninfer_core.api import (
     Delta,
     Done,
     Engine,
+    InvariantError,
     Message,
     Option,
     OptionError,
@@ -31,6 +31,8 @@ from .local import local_engine
 from .show import Screen, stats_line
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ninfer_core.engine.engine import LocalEngine
 
 OPTIONS = (
@@ -150,7 +152,7 @@ async def _answer(engine: Engine, job: ChatJob | RawJob, screen: Screen) -> Resu
             elif isinstance(event, Done):
                 screen.end()
                 return event.result
-    raise asyncio.CancelledError
+    raise InvariantError("a generation ended without its result")
 
 
 def result_object(model: str, result: Result) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class Program:
             state_slots=tuple(lane.state_slot for lane in lanes),
             logit_index=self._upload(logits),
             provisional=provisional,
+            prompt_tokens=tuple(lane.prompt_tokens for lane in lanes),
         )
 
     def _upload(self, values: Sequence[Any]) -> torch.Tensor:

@@ -10,10 +10,9 @@ from typing import Any
 
 import structlog
 
-from ninfer_core.api import NotFound
 from ninfer_core.api.http import new_request_id
 
-from .app import REQUEST_ID
+from .app import App
 from .site import Site
 from .state import ServerState
 from .stream import Message, Receive, Send, as_api_error, quietly, send_whole
@@ -24,7 +23,7 @@ log = structlog.get_logger()
 class Door:
     """ASGI 3. Only HTTP passes; the server is started without lifespan and websockets."""
 
-    def __init__(self, app: Any, site: Site, state: ServerState, version: str) -> None:
+    def __init__(self, app: App, site: Site, state: ServerState, version: str) -> None:
         self._app, self._site, self._state = app, site, state
         self._version = version.encode("latin-1", "replace")
 
@@ -39,12 +38,10 @@ class Door:
         began = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                refusal = self._state.refusal() or _malformed(path)
+                refusal = self._state.refusal()
                 if refusal is not None:
-                    await send_whole(desk.refuse(refusal, request_id), out.send)
-                else:
-                    inside = {**scope, "path": path, "raw_path": path.encode(), REQUEST_ID: request_id}
-                    await self._app(inside, receive, out.send)
+                    raise refusal
+                await self._app(scope, path, request_id, receive, out.send)
             except Exception as failure:
                 error = as_api_error(failure)
                 if out.status:
@@ -75,10 +72,3 @@ class _Outgoing:
 def single_v1(path: str) -> str:
     """``/v1/v1/...`` -> ``/v1/...``: a client given the wrong base URL doubles the prefix."""
     return path[3:] if path == "/v1/v1" or path.startswith("/v1/v1/") else path
-
-
-def _malformed(path: str) -> NotFound | None:
-    """Paths the router would bend to fit: an empty step, or a slash at the end."""
-    if path != "/" and (path.endswith("/") or "//" in path or not path.startswith("/")):
-        return NotFound("route_not_found", f"There is no route {path!r} here.")
-    return None

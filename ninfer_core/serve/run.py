@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -65,7 +65,7 @@ def serve(values: OptionValues, plugins: Plugins, load: Callable[[Progress], Loc
 
 def compose(values: OptionValues, plugins: Plugins, state: ServerState, version: str) -> Door:
     """The ASGI application of one server. Raises StartupError for frontends that cannot be opened or clash."""
-    from .app import build_app
+    from .app import App
     from .door import Door
     from .health import own_routes
     from .site import Site, open_frontends
@@ -74,10 +74,9 @@ def compose(values: OptionValues, plugins: Plugins, state: ServerState, version:
     frontends = open_frontends(plugins, values["frontends"], context)
     context.frontends = tuple(frontend for _, frontend in frontends)
     site: Site
-    own = own_routes(context, lambda: (route for route, _ in site.routes))
+    own = own_routes(context, lambda: site.routes)
     site = Site(frontends, own)
-    app = build_app(site, max_request_mib=values["max_request_mib"])
-    return Door(app, site, state, version)
+    return Door(App(site, max_request_mib=values["max_request_mib"]), site, state, version)
 
 
 class Server:
@@ -123,37 +122,18 @@ class Server:
         return self._status
 
     async def _loaded(self, progress: StartupProgress) -> LocalEngine | None:
-        """The engine, loaded on a thread of its own; None when the operator ended the start. Raises StartupError."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Future[LocalEngine] = loop.create_future()
-
-        def settle(engine: LocalEngine | None, error: BaseException | None) -> None:
-            if arrived.cancelled():
-                return
-            if engine is not None:
-                arrived.set_result(engine)
-            else:
-                arrived.set_exception(error or StartupError("the model could not be loaded"))
-
-        def work() -> None:
-            try:
-                outcome: tuple[LocalEngine | None, BaseException | None] = (self._load(progress), None)
-            except BaseException as error:
-                outcome = (None, error)
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, *outcome)
-
-        thread = threading.Thread(target=work, name="ninfer-load", daemon=True)
-        thread.start()
-        stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({arrived, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        """The engine; None when the operator ended the start. Raises StartupError."""
+        thread, arriving = load_on_thread(self._load, progress)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        either: list[asyncio.Future[Any]] = [arriving, stopped]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if not arrived.done():
-            arrived.cancel()
+        if not arriving.done():
+            arriving.cancel()
             self.threads_left = thread.is_alive()
             return None
         try:
-            return arrived.result()
+            return arriving.result()
         except StartupError:
             raise
         except Exception as error:
@@ -194,10 +174,40 @@ class Server:
             self._stop.set()
 
 
+def load_on_thread(
+    load: Callable[[Progress], LocalEngine], progress: StartupProgress
+) -> tuple[threading.Thread, asyncio.Future[LocalEngine]]:
+    """Run ``load`` beside the event loop, which answers 503 meanwhile. A daemon: nothing can interrupt a load."""
+    loop = asyncio.get_running_loop()
+    arriving: asyncio.Future[LocalEngine] = loop.create_future()
+
+    def settle(engine: LocalEngine | None, error: BaseException | None) -> None:
+        if arriving.cancelled():
+            return
+        if engine is not None:
+            arriving.set_result(engine)
+        else:
+            arriving.set_exception(error or StartupError("the model could not be loaded"))
+
+    def work() -> None:
+        try:
+            outcome: tuple[LocalEngine | None, BaseException | None] = (load(progress), None)
+        except BaseException as error:
+            outcome = (None, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    thread = threading.Thread(target=work, name="ninfer-load", daemon=True)
+    thread.start()
+    return thread, arriving
+
+
 def announce(host: str, port: int, model: str) -> None:
     """The last words of a start, on stderr: what is served, and the URLs to open."""
     base = f"http://{spelled(WILDCARDS.get(host, host), port)}"
-    sys.stderr.write(f"\n  {model} is served at  {base}/v1\n  health             {base}/health\n  Press Ctrl+C twice to stop.\n\n")
+    sys.stderr.write(
+        f"\n  {model} is served at  {base}/v1\n  health             {base}/health\n  Press Ctrl+C twice to stop.\n\n"
+    )
     sys.stderr.flush()
 
 

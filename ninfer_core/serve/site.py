@@ -1,18 +1,21 @@
-"""The routes of all opened frontends and of the core, and whose envelope a path answers in."""
+"""The routes of all opened frontends and of the core: what a path leads to, and in whose envelope it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from ninfer_core.api import ApiError, Frontend, FrontendContext, HttpResponse, ProtocolFrontend, Route
 from ninfer_core.api.http import error_response
-from ninfer_core.errors import InternalError, PluginConflict, StartupError
+from ninfer_core.errors import InternalError, MethodNotAllowed, NotFound, PluginConflict, StartupError
 from ninfer_core.plugins import CORE, Plugins
 
 log = structlog.get_logger()
+
+PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,38 +38,97 @@ class Desk:
 CORE_DESK = Desk(owner=CORE)
 
 
-class Site:
-    """Immutable once built. Two frontends that offer one route stop the start (PluginConflict)."""
+@dataclass(kw_only=True, slots=True)
+class Place:
+    """All methods of one path. ``pattern`` matches it whole; its groups are the path parameters."""
 
-    def __init__(self, frontends: Sequence[tuple[str, Frontend]], own: Sequence[Route] = ()) -> None:
-        self.routes: list[tuple[Route, Desk]] = [(route, CORE_DESK) for route in own]
+    pattern: re.Pattern[str]
+    desk: Desk
+    routes: dict[str, Route] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> list[str]:
+        """Methods that are answered: GET brings HEAD, and OPTIONS tells this list."""
+        own = list(self.routes)
+        return [*own, *(m for m in (["HEAD"] if "GET" in own else []) + ["OPTIONS"] if m not in own)]
+
+    def route(self, method: str, path: str) -> Route:
+        """The route of ``method``; MethodNotAllowed."""
+        found = self.routes.get(method) or self.routes.get("GET" if method == "HEAD" else "")
+        if found is None:
+            raise MethodNotAllowed(method, path, self.allowed)
+        return found
+
+
+class Site:
+    """Immutable once built. Two frontends that offer one route stop the start (PluginConflict).
+
+    A path without parameters wins over a pattern, a pattern with more fixed text over one with less.
+    """
+
+    def __init__(self, frontends: Sequence[tuple[str, Frontend]], own: Iterable[Route] = ()) -> None:
+        self.routes: list[Route] = []
+        self._fixed: dict[str, Place] = {}
+        self._patterns: dict[str, Place] = {}
         self._prefixes: list[tuple[str, Desk]] = []
+        for route in own:
+            self._add(route, CORE_DESK)
         for name, frontend in frontends:
             desk = Desk(owner=name, envelope=frontend.envelope, request_id_header=frontend.request_id_header)
-            self.routes += [(route, desk) for route in frontend.routes]
             self._prefixes += [(prefix.rstrip("/"), desk) for prefix in frontend.prefixes]
+            for route in frontend.routes:
+                self._add(route, desk)
         self._prefixes.sort(key=lambda entry: -len(entry[0]))
-        self._desks: dict[str, Desk] = {}
-        taken: dict[tuple[str, str], str] = {}
-        for route, desk in self.routes:
-            key = (route.method, route.path)
-            if key in taken:
-                raise PluginConflict("route", " ".join(key), taken[key], desk.owner)
-            taken[key] = desk.owner
-            self._desks.setdefault(route.path, desk)
+        self._ranked = [self._patterns[shape] for shape in sorted(self._patterns, key=_fixed_length, reverse=True)]
+
+    def find(self, path: str) -> tuple[Place, dict[str, str]]:
+        """The place of ``path`` and its parameters; NotFound ``route_not_found``."""
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            return fixed, {}
+        for place in self._ranked:
+            match = place.pattern.fullmatch(path)
+            if match is not None:
+                return place, match.groupdict()
+        raise NotFound("route_not_found", f"There is no route {path!r} here.")
 
     def desk(self, path: str) -> Desk:
         """Who answers for ``path``: the route's own frontend, else the longest prefix, else the core."""
-        exact = self._desks.get(path)
-        if exact is not None:
-            return exact
+        try:
+            return self.find(path)[0].desk
+        except NotFound:
+            pass
         for prefix, desk in self._prefixes:
             if path == prefix or path.startswith(prefix + "/"):
                 return desk
         return CORE_DESK
 
+    def _add(self, route: Route, desk: Desk) -> None:
+        shape = PARAMETER.sub(lambda found: f"{{{found[2] or ''}}}", route.path)
+        places = self._patterns if "{" in shape else self._fixed
+        place = places.setdefault(shape, Place(pattern=_pattern(route.path), desk=desk))
+        if route.method in place.routes:
+            raise PluginConflict("route", f"{route.method} {route.path}", place.desk.owner, desk.owner)
+        place.routes[route.method] = route
+        self.routes.append(route)
 
-def open_frontends(plugins: Plugins, wanted: Sequence[str] | None, context: FrontendContext) -> list[tuple[str, Frontend]]:
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """``{name}`` is one step of a path, ``{name:path}`` one or more."""
+    pieces, end = [], 0
+    for found in PARAMETER.finditer(path):
+        pieces += [re.escape(path[end : found.start()]), f"(?P<{found[1]}>{'.+' if found[2] else '[^/]+'})"]
+        end = found.end()
+    return re.compile("".join([*pieces, re.escape(path[end:])]), re.DOTALL)
+
+
+def _fixed_length(shape: str) -> int:
+    return len(shape.replace("{:path}", "").replace("{}", ""))
+
+
+def open_frontends(
+    plugins: Plugins, wanted: Sequence[str] | None, context: FrontendContext
+) -> list[tuple[str, Frontend]]:
     """Open the wanted frontends, all when None. Raises UnknownChoice, or StartupError naming a plugin that fails."""
     registry = plugins.protocol_frontends
     chosen: list[ProtocolFrontend] = (

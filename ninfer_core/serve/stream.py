@@ -23,7 +23,7 @@ HEARTBEAT_SECONDS = 5.0
 MIB = 1 << 20
 
 
-class ClientGone(Exception):  # noqa: N818
+class ClientGone(Exception):
     """The client closed the connection before its request was whole."""
 
 
@@ -109,7 +109,7 @@ async def send_stream(response: HttpResponse, send: Send, refuse: Callable[[ApiE
     await line.end()
 
 
-class _Cut(Exception):  # noqa: N818
+class _Cut(Exception):
     """A stream that cannot say how it ended; the connection is cut."""
 
 

@@ -59,15 +59,17 @@ class ModelFamilyContract:
         return [random.Random(seed).randrange(size) for _ in range(count)]
 
     @pytest.fixture(scope="class")
-    def composed(self) -> Plugins:
-        return compose(self.only, modules=self.modules)
+    @classmethod
+    def composed(cls) -> Plugins:
+        return compose(cls.only, modules=cls.modules)
 
     @pytest.fixture(scope="class")
-    def built(self, composed: Plugins, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    @classmethod
+    def built(cls, composed: Plugins, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         from ninfer_core.nn.loader import CheckpointWeights
         from ninfer_core.weights.checkpoint import open_checkpoint
 
-        family, checkpoint = open_checkpoint(self.write_model(tmp_path_factory.mktemp("model")), composed)
+        family, checkpoint = open_checkpoint(cls().write_model(tmp_path_factory.mktemp("model")), composed)
         runtime = Runtime(device=torch.device("cpu"), dtype=torch.float32, reference=True, max_context=512, options={})
         weights = CheckpointWeights(checkpoint, composed.weight_formats, runtime)
         yield Built(

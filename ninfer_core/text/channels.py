@@ -24,10 +24,10 @@ class _At(Enum):
 class ChannelSplitter:
     """Splits generated text into reasoning and content.
 
-    Reasoning closes at the first close tag followed by white space or by the end of the turn; a tag followed by anything
-    else is reasoning text. The white space around the tags belongs to neither channel. Without ``syntax`` everything is
-    content. A turn that does not start in reasoning may open it, as the first thing it writes. Undecided text (white
-    space before a possible tag, a part of a tag) is held.
+    Reasoning closes at the first close tag followed by white space or by the end of the turn; a tag followed by
+    anything else is reasoning text. The white space around the tags belongs to neither channel. Without ``syntax``
+    everything is content. A turn that does not start in reasoning may open it, as the first thing it writes. Undecided
+    text (white space before a possible tag, a part of a tag) is held.
     """
 
     __slots__ = ("_at", "_held", "_syntax")
@@ -53,9 +53,8 @@ class ChannelSplitter:
         """The pieces that are decided, in order."""
         if not text:
             return []
-        if self._at is _At.CONTENT:
+        if self._at is _At.CONTENT or self._syntax is None:
             return [("content", text)]
-        assert self._syntax is not None
         rest, self._held = self._held + text, ""
         pieces: Pieces = []
         if self._at is _At.START:
@@ -66,7 +65,7 @@ class ChannelSplitter:
             rest = self._reason(rest, self._syntax.close, pieces)
         if self._at is _At.CLOSED:
             rest = self._drop_white_space(rest, _At.CONTENT)
-        if self._at is _At.CONTENT and rest:
+        if rest:
             pieces.append(("content", rest))
         return pieces
 

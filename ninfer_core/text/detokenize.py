@@ -6,7 +6,7 @@ import codecs
 
 
 class TextStream:
-    """Incremental UTF-8: ``feed`` returns every scalar that is complete, and holds a sequence that may still become one.
+    """Incremental UTF-8: ``feed`` returns every scalar that is complete, and holds a part of one.
 
     A malformed maximal subpart becomes one U+FFFD as soon as it can no longer be completed, so the text is the same
     for every cut of the bytes.

@@ -191,7 +191,7 @@ class _Decoder:
 
 
 def hidden_ids(tokenizer: Tokenizer, reasoning: ReasoningSyntax | None) -> frozenset[int]:
-    """The tokens without text: the tokenizer's ``special_ids``, but for the reasoning tags the channels are read from."""
+    """The tokens without text: the tokenizer's ``special_ids``, except the reasoning tags."""
     special: frozenset[int] = getattr(tokenizer, "special_ids", frozenset())
     if reasoning is None:
         return special

@@ -14,11 +14,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from ninfer_core.errors import InvariantError
 
-_NONCHARACTERS = [*range(0xFDD0, 0xFDF0), *(plane + low for plane in range(0, 0x110000, 0x10000) for low in (0xFFFE, 0xFFFF))]
+_NONCHARACTERS = [
+    *range(0xFDD0, 0xFDF0),
+    *(plane + low for plane in range(0, 0x110000, 0x10000) for low in (0xFFFE, 0xFFFF)),
+]
 
 
 def free_characters(texts: Iterable[str], count: int) -> list[str]:
@@ -123,9 +127,9 @@ class Marks:
         if not ordered:
             return plain
         bounds = [0, *ordered, len(plain)]
-        raw = self.mark.join(plain[a:b] for a, b in zip(bounds, bounds[1:], strict=False))
+        raw = self.mark.join(plain[a:b] for a, b in pairwise(bounds))
         marked = str.__new__(Marked, raw)
-        marked.plain, marked.places, marked.marks = plain, ordered, self
+        marked._plain, marked._places, marked._marks = plain, ordered, self
         return marked
 
     def plain(self, text: str) -> str:
@@ -134,108 +138,108 @@ class Marks:
 
 def plain(value: Any) -> Any:
     """A value as a template compares it: without marks."""
-    return value.plain if isinstance(value, Marked) else value
+    return value._plain if isinstance(value, Marked) else value
 
 
 class Marked(str):
     """A string with marks in it. Templates see the text without them: ``'</think>' in content``, ``split``, ``strip``,
     slices and comparisons work as on the plain string, and what they return keeps its marks."""
 
-    __slots__ = ("marks", "places", "plain")
-    plain: str
-    places: list[int]
-    marks: Marks
+    __slots__ = ("_marks", "_places", "_plain")
+    _plain: str
+    _places: list[int]
+    _marks: Marks
 
     def __str__(self) -> str:
         return self
 
     def __len__(self) -> int:
-        return len(self.plain)
+        return len(self._plain)
 
     def __hash__(self) -> int:
-        return hash(self.plain)
+        return hash(self._plain)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self.plain == plain(other))
+        return bool(self._plain == plain(other))
 
     def __ne__(self, other: object) -> bool:
-        return bool(self.plain != plain(other))
+        return bool(self._plain != plain(other))
 
     def __lt__(self, other: str) -> bool:
-        return self.plain < str(plain(other))
+        return self._plain < str(plain(other))
 
     def __gt__(self, other: str) -> bool:
-        return self.plain > str(plain(other))
+        return self._plain > str(plain(other))
 
     def __contains__(self, part: object) -> bool:
-        return plain(part) in self.plain
+        return plain(part) in self._plain
 
     def __iter__(self) -> Iterator[str]:
-        return (self._cut(i, i + 1) for i in range(len(self.plain)))
+        return (self._cut(i, i + 1) for i in range(len(self._plain)))
 
     def __getitem__(self, key: Any) -> str:
         if isinstance(key, slice):
-            start, stop, step = key.indices(len(self.plain))
-            return self._cut(start, stop) if step == 1 else self.marks.text(self.plain[key])
-        at = range(len(self.plain))[key]
+            start, stop, step = key.indices(len(self._plain))
+            return self._cut(start, stop) if step == 1 else self._marks.text(self._plain[key])
+        at = range(len(self._plain))[key]
         return self._cut(at, at + 1)
 
     def __add__(self, other: str) -> str:
-        return self.marks.read(str.__add__(self, other)) if isinstance(other, str) else NotImplemented
+        return self._marks.read(str.__add__(self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: str) -> str:
-        return self.marks.read(str.__add__(other, self)) if isinstance(other, str) else NotImplemented
+        return self._marks.read(str.__add__(other, self)) if isinstance(other, str) else NotImplemented
 
     def strip(self, chars: str | None = None) -> str:
         chars = plain(chars)
-        return self._cut(len(self.plain) - len(self.plain.lstrip(chars)), len(self.plain.rstrip(chars)))
+        return self._cut(len(self._plain) - len(self._plain.lstrip(chars)), len(self._plain.rstrip(chars)))
 
     def lstrip(self, chars: str | None = None) -> str:
-        return self._cut(len(self.plain) - len(self.plain.lstrip(plain(chars))), len(self.plain))
+        return self._cut(len(self._plain) - len(self._plain.lstrip(plain(chars))), len(self._plain))
 
     def rstrip(self, chars: str | None = None) -> str:
-        return self._cut(0, len(self.plain.rstrip(plain(chars))))
+        return self._cut(0, len(self._plain.rstrip(plain(chars))))
 
     def removeprefix(self, prefix: str) -> str:
-        return self._cut(len(self.plain) - len(self.plain.removeprefix(plain(prefix))), len(self.plain))
+        return self._cut(len(self._plain) - len(self._plain.removeprefix(plain(prefix))), len(self._plain))
 
     def removesuffix(self, suffix: str) -> str:
-        return self._cut(0, len(self.plain.removesuffix(plain(suffix))))
+        return self._cut(0, len(self._plain.removesuffix(plain(suffix))))
 
-    def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:  # type: ignore[override]
-        return self._parts(self.plain.split(plain(sep), maxsplit), len(sep or ""))
+    def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
+        return self._parts(self._plain.split(plain(sep), maxsplit), len(sep or ""))
 
-    def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:  # type: ignore[override]
-        return self._parts(self.plain.rsplit(plain(sep), maxsplit), len(sep or ""))
+    def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
+        return self._parts(self._plain.rsplit(plain(sep), maxsplit), len(sep or ""))
 
-    def splitlines(self, keepends: bool = False) -> list[str]:  # type: ignore[override]
-        return self._parts(self.plain.splitlines(keepends), 0)
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        return self._parts(self._plain.splitlines(keepends), 0)
 
     def partition(self, sep: str) -> tuple[str, str, str]:
-        return self._halves(self.plain.find(plain(sep)), sep, (self, "", ""))
+        return self._halves(self._plain.find(plain(sep)), sep, (self, "", ""))
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
-        return self._halves(self.plain.rfind(plain(sep)), sep, ("", "", self))
+        return self._halves(self._plain.rfind(plain(sep)), sep, ("", "", self))
 
-    def replace(self, old: str, new: str, count: Any = -1) -> str:  # type: ignore[override]
+    def replace(self, old: str, new: str, count: Any = -1) -> str:
         if not old:
-            return self.marks.text(self.plain.replace(plain(old), plain(new), count))
-        return self.marks.read(str.join(new, self.split(old, count)))
+            return self._marks.text(self._plain.replace(plain(old), plain(new), count))
+        return self._marks.read(str.join(new, self.split(old, count)))
 
     def join(self, parts: Iterable[str]) -> str:
-        return self.marks.read(str.join(self, parts))
+        return self._marks.read(str.join(self, parts))
 
     def _cut(self, start: int, stop: int) -> str:
         stop = max(stop, start)
-        if start == 0 and stop == len(self.plain):
+        if start == 0 and stop == len(self._plain):
             return self
-        inside = self.places[bisect_right(self.places, start) : bisect_left(self.places, stop)]
-        return self.marks.cut(self.plain[start:stop], (place - start for place in inside))
+        inside = self._places[bisect_right(self._places, start) : bisect_left(self._places, stop)]
+        return self._marks.cut(self._plain[start:stop], (place - start for place in inside))
 
     def _parts(self, parts: list[str], step: int) -> list[str]:
         cuts, at = [], 0
         for part in parts:
-            at = self.plain.index(part, at)
+            at = self._plain.index(part, at)
             cuts.append(self._cut(at, at + len(part)))
             at += len(part) + step
         return cuts
@@ -243,25 +247,35 @@ class Marked(str):
     def _halves(self, at: int, sep: str, missing: tuple[str, str, str]) -> tuple[str, str, str]:
         if at < 0:
             return missing
-        return self._cut(0, at), sep, self._cut(at + len(sep), len(self.plain))
+        return self._cut(0, at), sep, self._cut(at + len(sep), len(self._plain))
 
 
 def _ask(name: str) -> Any:
     """A method that only looks at the text."""
     method = getattr(str, name)
-    return lambda self, *args: method(self.plain, *map(plain, args))
+
+    def ask(self: Marked, *args: Any) -> Any:
+        return method(self._plain, *map(plain, args))
+
+    ask.__name__ = name
+    return ask
 
 
 def _rewrite(name: str) -> Any:
     """A method that writes the text anew: all of it counts as the client's."""
     method = getattr(str, name)
-    return lambda self, *args: self.marks.text(method(self.plain, *map(plain, args)))
+
+    def rewrite(self: Marked, *args: Any) -> str:
+        return self._marks.text(method(self._plain, *map(plain, args)))
+
+    rewrite.__name__ = name
+    return rewrite
 
 
-for _name in (
-    "startswith endswith find rfind index rindex count isalnum isalpha isascii isdecimal isdigit isidentifier islower "
-    "isnumeric isprintable isspace istitle isupper"
-).split():
+_ASKING = """startswith endswith find rfind index rindex count isalnum isalpha isascii isdecimal isdigit isidentifier
+islower isnumeric isprintable isspace istitle isupper"""
+_REWRITING = "lower upper title capitalize swapcase casefold center ljust rjust zfill expandtabs translate"
+for _name in _ASKING.split():
     setattr(Marked, _name, _ask(_name))
-for _name in "lower upper title capitalize swapcase casefold center ljust rjust zfill expandtabs translate".split():
+for _name in _REWRITING.split():
     setattr(Marked, _name, _rewrite(_name))

@@ -1,8 +1,7 @@
 """The jinja2 environment of chat templates: sandboxed, immutable, bounded in time and size.
 
-Bounded: the text one rendering produces, and every string or list it builds on the way (``MAX_TEXT`` characters or
-items); whole numbers (``MAX_BITS``); numbers given to filters and methods, such as widths and counts (``MAX_COUNT``,
-jinja2's own bound of ``range``); and the wall clock (``MAX_SECONDS``). The clock is looked at in every turn of a loop,
+Bounded: the text one rendering produces, and every string, list and number it builds on the way (``bounds.py``), before
+it is built; and the wall clock (``MAX_SECONDS``). The clock is looked at in every turn of a loop,
 call, operator, filter, concatenation and piece of output; what runs between two looks works on bounded values.
 """
 
@@ -21,25 +20,20 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from .provenance import Marks, plain
+from . import bounds
+from .bounds import TemplateTooLarge, check_size
+from .provenance import Marks
 from .tojson import to_json
 
-MAX_TEXT = 1 << 24  # characters, and items of a list
-MAX_BITS = 1 << 12
-MAX_COUNT = 100_000
 MAX_SECONDS = 5.0
 
 
 class TemplateRaised(Exception):
     """The template's own ``raise_exception``."""
-
-
-class TemplateTooLarge(Exception):
-    """A bound of this module was reached."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,7 +55,7 @@ class Rendering:
             return self.marks.read(value) if self.marks is not None else value
         if isinstance(value, (list, tuple)):
             check_size(len(value))
-        elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        elif isinstance(value, int) and value.bit_length() > bounds.MAX_BITS:
             raise TemplateTooLarge("it computes with a number that is too large")
         return value
 
@@ -79,16 +73,11 @@ def rendering(limits: Rendering) -> Iterator[Rendering]:
         _rendering.reset(token)
 
 
-def check_size(size: int) -> None:
-    if size > MAX_TEXT:
-        raise TemplateTooLarge(f"it writes more than {MAX_TEXT} characters")
-
-
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The environment Hugging Face templates are written for: trimmed blocks, loop controls, ``generation`` blocks,
     ``raise_exception``, ``strftime_now`` and a ``tojson`` that keeps member order and non-ASCII text."""
 
-    intercepted_binops = frozenset({"+", "-", "*", "**", "%", "//", "/"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
         super().__init__(
@@ -112,7 +101,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         _rendering.get().look()
         return ""
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         limits = _rendering.get()
         limits.look()
         pieces: list[str] = []
@@ -128,16 +117,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """``a ~ b``."""
         return self.concat([str(part) for part in parts])
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         limits = _rendering.get()
         limits.look()
-        _check_call(__obj, args, kwargs)
-        return limits.read(super().call(__context, __obj, *args, **kwargs))
+        args = bounds.call(function, args, kwargs)
+        return limits.read(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         limits = _rendering.get()
         limits.look()
-        _check_binop(operator, left, right)
+        bounds.binop(operator, left, right)
         return limits.read(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -163,18 +152,22 @@ class GenerationBlock(Extension):
 class _Bounding(NodeTransformer):
     """Puts a look at the clock into every loop and macro, and makes ``~`` a bounded call."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
+    def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
         return self._ticking(node)
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+    def visit_Macro(self, node: nodes.Macro) -> Any:  # noqa: N802
         return self._ticking(node)
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+    def visit_CallBlock(self, node: nodes.CallBlock) -> Any:  # noqa: N802
+        return self._ticking(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         target = nodes.EnvironmentAttribute("tilde")
-        return nodes.Call(target, node.nodes, [], None, None, lineno=node.lineno)
+        call: nodes.Node = nodes.Call(target, node.nodes, [], None, None, lineno=node.lineno)
+        return call
 
-    def _ticking(self, node: Any) -> nodes.Node:
+    def _ticking(self, node: Any) -> Any:
         self.generic_visit(node)
         tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None, lineno=node.lineno)
         node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
@@ -195,31 +188,14 @@ def _clock(now: Callable[[], datetime]) -> Callable[[str], str]:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter with bounded arguments and result. What it needs passed in (context, environment) stays as it is."""
+    """The filter with bounded arguments and result. What it wants passed in (context, environment) comes first."""
+    skip = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         limits = _rendering.get()
         limits.look()
-        values = [value for value in args if not isinstance(value, Context)]
-        _check_counts([*values, *kwargs.values()] if name not in ("int", "float", "abs", "string") else ())
-        if name in ("int", "float"):
-            args = tuple(plain(value) for value in args)
-        texts = [value for value in values if isinstance(value, str)]
-        if name == "replace" and len(texts) >= 3:
-            _check_replace(texts[0], texts[1], texts[2])
-        if name == "format":
-            _check_pattern(texts[:1], [*values[1:], *kwargs.values()])
-        if name == "join":
-            args = _joined_within_bounds(args, kwargs)
-        if name == "indent":
-            check_size(sum(text.count("\n") + 1 for text in texts[:1]) * (MAX_COUNT if len(values) > 1 else 4) // 1000)
+        args = (*args[:skip], *bounds.filter(name, args[skip:], kwargs))
         return limits.read(function(*args, **kwargs))
 
     return bounded
-
-
-def _check_counts(values: Iterable[Any]) -> None:
-    for value in values:
-        if isinstance(value, (int, float)) and not -MAX_COUNT <= value <= MAX_COUNT:
-            raise TemplateTooLarge(f"it gives a filter or method a number beyond {MAX_COUNT}")

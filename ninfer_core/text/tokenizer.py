@@ -37,7 +37,7 @@ class HFTokenizer:
             self._full_later = _build(later)
             self._plain_later = _build({**plain, "pre_tokenizer": later["pre_tokenizer"]})
         self._pieces = _pieces(document, self._full)
-        self._added = {entry["id"]: entry["content"] for entry in document["added_tokens"]}
+        self._added: dict[int, str] = {entry["id"]: entry["content"] for entry in document["added_tokens"]}
         self._bytes: list[bytes | None] = [None] * len(self._pieces)  # filled on first use
         self.size = len(self._pieces)
         self.control_tokens: Mapping[str, int] = MappingProxyType({s: entry["id"] for s, entry in control.items()})
@@ -69,7 +69,7 @@ class HFTokenizer:
         piece = self._pieces[token_id]
         if self._kind == "byte_level":
             try:
-                return bytes(map(doc.BYTE_OF.__getitem__, piece))
+                return bytes([doc.BYTE_OF[char] for char in piece])
             except KeyError:
                 return piece.encode()
         if byte := _BYTE_PIECE.match(piece):

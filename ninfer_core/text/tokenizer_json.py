@@ -129,7 +129,7 @@ def _is_token(entry: Any) -> bool:
 
 
 def _plain(entry: Document) -> Document:
-    """Matched as it is spelled, never as the normalizer would rewrite it: text must not become a token by way of NFKC."""
+    """Matched as it is spelled, never as the normalizer rewrites it: NFKC must not turn text into a token."""
     flags = {name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "special")}
     return {"id": entry["id"], "content": entry["content"], **flags, "normalized": False}
 

@@ -1,6 +1,6 @@
 """Gated activations."""
 
 from . import reference
-from .torch_ops import swiglu
+from .routes import swiglu
 
 __all__ = ["reference", "swiglu"]

@@ -12,8 +12,8 @@ def is_supported(head_dim: int) -> bool:
 def rotate(x: Tensor) -> Tensor:
     """``H_D x`` with ``H_D[i][j] = (-1)^popcount(i & j) / sqrt(D)``; its own inverse. Source: spec/kv-dtypes.md §2.
 
-    x: [..., D], any float -> [..., D] fp32. The order of the sums is part of the definition, since codes are formed from
-    the result: pairs at stride 1, 2, 4, ... D/2 become (a + b, a - b), then every element is multiplied by
+    x: [..., D], any float -> [..., D] fp32. The order of the sums is part of the definition, since codes are
+    formed from the result: pairs at stride 1, 2, 4, ... D/2 become (a + b, a - b), then every element is multiplied by
     ``fp32(D^-1/2)``.
     """
     head_dim = x.shape[-1]
@@ -25,4 +25,5 @@ def rotate(x: Tensor) -> Tensor:
         a, b = pairs[:, :, 0], pairs[:, :, 1]
         out = torch.stack((a + b, a - b), dim=2).view(-1, head_dim)
         stride *= 2
-    return (out * head_dim**-0.5).view(x.shape)
+    scaled: Tensor = out * head_dim**-0.5
+    return scaled.view(x.shape)

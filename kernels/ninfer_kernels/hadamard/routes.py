@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from torch import Tensor, float32
 
 from . import reference
@@ -29,14 +30,9 @@ def _compiled() -> Callable[[Any, float], None] | None:
     try:
         from .jit import rotate_rows
 
-        rotate_rows(reference.rotate(_sample()).numpy(), 1.0)
+        # compiles now, so that a failure is found here
+        rotate_rows(np.ones((1, 2), np.float32), 1.0)
     except Exception as error:
-        logging.getLogger(__name__).warning("hadamard: torch route, numba failed: %s", type(error).__name__)
+        logging.getLogger(__name__).warning("hadamard: torch route, no compiled one (%s)", type(error).__name__)
         return None
     return rotate_rows
-
-
-def _sample() -> Tensor:
-    import torch
-
-    return torch.ones(1, 2)

@@ -2,6 +2,6 @@
 
 from . import reference
 from .layout import PAGE_TOKENS, Rows, Stored
-from .routes import attend, compiled_route
+from .routes import WIDEST_COMPILED, attend, compiled
 
-__all__ = ["PAGE_TOKENS", "Rows", "Stored", "attend", "compiled_route", "reference"]
+__all__ = ["PAGE_TOKENS", "WIDEST_COMPILED", "Rows", "Stored", "attend", "compiled", "reference"]

@@ -27,7 +27,7 @@ def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float
 
 
 def _one_token(q_HD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scale: float) -> Tensor:
-    """The query heads of one KV head are the rows of one product; two products and a softmax beat the fused operation."""
+    """The query heads of one KV head are the rows of one product; two products and a softmax beat the fused op."""
     q_GHD = q_HD.view(k_GLD.shape[0], -1, q_HD.shape[-1])
     weights_GHL = torch.softmax(torch.bmm(q_GHD * scale, k_GLD.transpose(1, 2)), dim=-1)
     return torch.bmm(weights_GHL, v_GLD).view(q_HD.shape)

@@ -6,6 +6,7 @@ page, X elements a plane holds per (token, head).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,8 @@ Decode = Callable[[tuple[Tensor, ...]], Tensor]
 class Stored:
     """The keys, or the values, of one layer.
 
-    planes: each [pages, G, P, X], contiguous. decode: planes of rows [R, X] -> [R, D] fp32. is_cast: there is one plane,
-    and decode only widens its elements, so a fused route may read the plane itself.
+    planes: each [pages, G, P, X], contiguous. decode: planes of rows [R, X] -> [R, D] fp32. is_cast: there is one
+    plane, and decode only widens its elements, so a fused route may read the plane itself.
     """
 
     planes: tuple[Tensor, ...]
@@ -50,8 +51,8 @@ class Stored:
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of one step: row ``b`` has the step's tokens ``starts[b]:starts[b+1]``, at positions ``frontiers[b]`` and
-    up, and sees its own positions through ``page_table[b]``. Indices derived from it are made once, at first use."""
+    """The rows of one step: row ``b`` has the step's tokens ``starts[b]:starts[b+1]``, the first at position
+    ``frontiers[b]``, and sees its own positions through ``page_table[b]``. What is derived is made once, at first use."""
 
     starts: tuple[int, ...]  # [B+1]
     frontiers: tuple[int, ...]  # [B]
@@ -64,7 +65,8 @@ class Rows:
     @property
     def widest(self) -> int:
         """The most tokens a row has in this step."""
-        return max(self.starts[b + 1] - self.starts[b] for b in range(len(self)))
+        widths = (last - first for first, last in itertools.pairwise(self.starts))
+        return self.derived("widest", lambda: max(widths, default=0))  # type: ignore[no-any-return]
 
     def length(self, row: int) -> int:
         """Tokens the row's last position sees."""

@@ -9,8 +9,8 @@ from .layout import PAGE_TOKENS, Rows, Stored
 def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float) -> Tensor:
     """Causal attention of every token over what is stored for its row, itself included: [T, H, D] fp32.
 
-    q: [T, H, D] any float. Query head h reads KV head ``h // (H / G)``. A token at position p sees positions 0..p of its
-    own row and nothing else; scores ``scale * q.k`` and their softmax are fp32. Source: Vaswani et al. 2017, eq. 1.
+    q: [T, H, D] any float. Query head h reads KV head ``h // (H / G)``. A token at position p sees positions 0..p of
+    its own row and nothing else; scores ``scale * q.k`` and their softmax are fp32. Source: Vaswani et al. 2017, eq. 1.
     """
     out = torch.zeros(q_THD.shape, dtype=torch.float32, device=q_THD.device)
     group = q_THD.shape[1] // keys.heads

@@ -5,30 +5,50 @@ from __future__ import annotations
 import functools
 import logging
 from types import ModuleType
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import cpu
 from .layout import Rows, Stored
 
+log = logging.getLogger(__name__)
+
+WIDEST_COMPILED = 64  # tokens a row may have in a step; longer chunks are the business of matrix products
+
 
 def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float) -> Tensor:
     """``reference.attend`` on the fastest route there is. q: [T, H, D] any float -> [T, H, D] fp32."""
-    if q_THD.device.type == "cpu" and keys.is_cast and values.is_cast and (jit := compiled_route()) is not None:
-        same = keys.planes[0].dtype == values.planes[0].dtype and keys.planes[0].dtype in jit.ELEMENTS
-        if same and rows.widest <= jit.WIDEST:
-            return jit.attend(q_THD, keys, values, rows, scale)  # type: ignore[no-any-return]
+    if keys.is_cast and values.is_cast and q_THD.device.type == "cpu" and rows.widest <= WIDEST_COMPILED:
+        stored = keys.planes[0].dtype
+        group = q_THD.shape[1] // keys.heads
+        found = compiled(q_THD.shape[2], group, stored) if stored == values.planes[0].dtype else None
+        if found is not None:
+            jit, function = found
+            return jit.attend(function, q_THD, keys, values, rows, scale)  # type: ignore[no-any-return]
     return cpu.attend(q_THD, keys, values, rows, scale)
 
 
 @functools.cache
-def compiled_route() -> ModuleType | None:
-    """The compiled route, or None where numba is missing or cannot compile here."""
+def compiled(head_dim: int, group: int, stored: torch.dtype) -> tuple[ModuleType, Any] | None:
+    """The compiled route and its function for one shape; None where numba is missing, cannot compile here or does not
+    know the stored type. Compiling takes seconds the first time, and is then kept on disk."""
+    jit = _jit()
+    if jit is None or stored not in jit.ELEMENTS:
+        return None
+    try:
+        return jit, jit.kernel(head_dim, group, stored)
+    except Exception as error:
+        log.warning("paged attention: torch route, compiling failed (%s)", type(error).__name__)
+        return None
+
+
+@functools.cache
+def _jit() -> ModuleType | None:
     try:
         from . import jit
-
-        jit.check()
     except Exception as error:
-        logging.getLogger(__name__).warning("paged attention: torch route, numba failed: %s", type(error).__name__)
+        log.warning("paged attention: torch route, no compiled one (%s)", type(error).__name__)
         return None
     return jit

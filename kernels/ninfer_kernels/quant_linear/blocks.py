@@ -1,4 +1,7 @@
-"""The block formats: how many values a block holds in how many bytes (``spec/artifact.md`` §11.5)."""
+"""The block formats: how many values a block holds in how many bytes (``spec/artifact.md`` §11.5).
+
+``bf16`` and ``fp32`` are here so that plain matrices may take the same route; their block is just 32 values.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +22,14 @@ BLOCKS: dict[str, Block] = {
     "q8_0": Block(32, 34),
     "q4_k": Block(256, 144),
     "q6_k": Block(256, 210),
+    "bf16": Block(32, 64),
+    "fp32": Block(32, 128),
 }
+
+
+def row_bytes(format: str, columns: int) -> int:
+    """Bytes of one row; ValueError unless whole blocks fill it."""
+    block = BLOCKS[format]
+    if columns <= 0 or columns % block.values:
+        raise ValueError(f"a row of {columns} values is not a whole number of {format} blocks of {block.values}")
+    return columns // block.values * block.bytes

@@ -1,8 +1,7 @@
-"""Native functions made at run time with llvmlite, run on the OpenMP team that torch already owns.
+"""Native functions made at run time with llvmlite, and the few words of vector code they are written in.
 
-Two pools of threads on one machine fight for its cores; ``GOMP_parallel`` of the libgomp inside torch starts a function on
-the very threads torch's own operations use, at about a microsecond a call. Without that library (another OpenMP, another
-system) the function runs on the calling thread.
+Instructions are laid down by hand because a compiler's own vectorization of packed codes was several times slower.
+Compiling takes 30 to 100 ms a function (the formats of 256 values up to 700 ms), in memory: there is no cache to go stale.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import llvmlite.binding as llvm
-import torch
 from llvmlite import ir
+
+from ninfer_kernels.openmp import run_together
 
 PTR = ir.PointerType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -125,31 +124,11 @@ class Native:
         passes.getModulePassManager().run(parsed, passes)
         self._engine = llvm.create_mcjit_compiler(parsed, host)
         self._engine.finalize_object()
-        self.address = self._engine.get_function_address(name)
-        self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
-
-    def alone(self, arguments: ctypes.Array[ctypes.c_int64]) -> None:
-        """Run on the calling thread."""
-        self._call(ctypes.addressof(arguments))
+        self._address = self._engine.get_function_address(name)
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
 
     def together(self, arguments: ctypes.Array[ctypes.c_int64], threads: int) -> None:
         """Run on ``threads`` threads at once, each with the same arguments; returns when all have."""
-        parallel = team()
-        if parallel is None or threads == 1:
-            self._call(ctypes.addressof(arguments))
-        else:
-            parallel(self.address, ctypes.addressof(arguments), threads, 0)
-
-
-@functools.cache
-def team() -> Callable[[int, int, int, int], None] | None:
-    """``GOMP_parallel`` of torch's own libgomp, or None."""
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")):
-        try:
-            parallel = ctypes.CDLL(str(path)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        parallel.restype = None
-        return parallel  # type: ignore[no-any-return]
-    return None
+        where = ctypes.addressof(arguments)
+        if threads == 1 or not run_together(self._address, where, threads):
+            self._alone(where)

@@ -8,6 +8,7 @@ what it was batched with, nor on whether it was prefilled or decoded.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import functools
 
@@ -35,6 +36,30 @@ class Arg(enum.IntEnum):
     SCRATCH = 8  # [threads, floats] fp32
     SCRATCH_FLOATS = 9
     NEXT_SCRATCH = 10  # counts up
+
+
+def slots(
+    *,
+    y: int,
+    chunks: int,
+    count: int,
+    blocks: int,
+    x: int = 0,
+    rows: int = 0,
+    tokens: int = 0,
+    scratch: int = 0,
+    scratch_floats: int = 0,
+) -> ctypes.Array[ctypes.c_int64]:
+    """A kernel's arguments, counters at zero; made anew for every call, since the threads count in them."""
+    return SLOTS(x, y, chunks, count, 0, blocks, rows, tokens, scratch, scratch_floats, 0)
+
+
+SLOTS = ctypes.c_int64 * len(Arg)
+
+
+def values(format: str) -> int:
+    """Values of one block."""
+    return BLOCKS[format].values
 
 
 class Frame:

@@ -132,6 +132,18 @@ def q6_k(b: ir.IRBuilder, block: ir.Value) -> Iterator[ir.Value]:
         yield b.fmul(floats(b, code), step)
 
 
+def bf16(b: ir.IRBuilder, block: ir.Value) -> Iterator[ir.Value]:
+    words = ir.VectorType(I16, LANES)
+    for start in range(0, 32, LANES):
+        word = b.zext(load(b, words, at(b, block, 2 * start)), INTS)
+        yield b.bitcast(b.shl(word, every(INTS, 16)), VEC)
+
+
+def fp32(b: ir.IRBuilder, block: ir.Value) -> Iterator[ir.Value]:
+    for start in range(0, 32, LANES):
+        yield load(b, VEC, at(b, block, 4 * start))
+
+
 UNPACK: dict[str, Unpack] = {
     "q4_0": q4_0,
     "q4_1": q4_1,
@@ -140,4 +152,6 @@ UNPACK: dict[str, Unpack] = {
     "q8_0": q8_0,
     "q4_k": q4_k,
     "q6_k": q6_k,
+    "bf16": bf16,
+    "fp32": fp32,
 }

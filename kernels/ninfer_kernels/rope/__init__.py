@@ -2,6 +2,6 @@
 
 from . import frequencies, reference
 from .reference import rotation
-from .torch_ops import rotate
+from .routes import rotate
 
 __all__ = ["frequencies", "reference", "rotate", "rotation"]

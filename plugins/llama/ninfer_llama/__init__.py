@@ -6,21 +6,21 @@ from . import family
 
 NINFER_API = 1
 
+LLAMA = ModelFamily(
+    name="llama",
+    summary="Llama and SmolLM2 shapes: GQA, RoPE, RMSNorm, SwiGLU",
+    architectures=("LlamaForCausalLM",),
+    sources={"huggingface": ("LlamaForCausalLM",), "gguf": ("llama",)},
+    adapt=family.adapt,
+    inventory=family.inventory,
+    kv_geometry=family.kv_geometry,
+    context_length=family.context_length,
+    hidden_size=family.hidden_size,
+    prompt=family.prompt,
+    build=family.build,
+)
+
 
 @hookimpl
 def ninfer_model_families() -> list[ModelFamily]:
-    return [
-        ModelFamily(
-            name="llama",
-            summary="Llama and SmolLM2 shapes: GQA, RoPE, RMSNorm, SwiGLU",
-            architectures=("LlamaForCausalLM",),
-            sources={"huggingface": ("LlamaForCausalLM",), "gguf": ("llama",)},
-            adapt=family.adapt,
-            inventory=family.inventory,
-            kv_geometry=family.kv_geometry,
-            context_length=family.context_length,
-            hidden_size=family.hidden_size,
-            prompt=family.prompt,
-            build=family.build,
-        )
-    ]
+    return [LLAMA]

@@ -94,8 +94,8 @@ def read(config: Mapping[str, Any], place: str = "text config") -> LlamaConfig:
 
 def to_dict(config: LlamaConfig) -> dict[str, Any]:
     """As ``read`` takes it and an artifact stores it."""
-    out: dict[str, Any] = msgspec.to_builtins(config)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in out.items()}
+    out: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config))
+    return out
 
 
 def _check_scaling(c: LlamaConfig, place: str) -> None:

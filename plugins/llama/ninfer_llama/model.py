@@ -81,7 +81,7 @@ class Layer:
         qkv = self.query_key_value(self.rms_norm(x, self.input_norm, self.eps))
         qkv = qkv.view(-1, H + 2 * G, self.head_dim)
         # queries and keys are neighbours in the stack and rotate together
-        q, k = torch.split(self.rotate(qkv[:, : H + G], *angles), (H, G), dim=1)
+        q, k = torch.split(self.rotate(qkv[:, : H + G], *angles), [H, G], dim=1)
         cache.store(self.index, k, qkv[:, H + G :], step)
         return cache.attend(self.index, q, step, self.scale).reshape(len(x), H * self.head_dim)
 

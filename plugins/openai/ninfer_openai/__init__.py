@@ -1,6 +1,6 @@
 """OpenAI's HTTP routes: Chat Completions and the model list."""
 
-from ninfer_core.api import FrontendContext, Option, ProtocolFrontend, hookimpl
+from ninfer_core.api import Frontend, FrontendContext, Option, ProtocolFrontend, hookimpl
 
 NINFER_API = 1
 
@@ -21,11 +21,11 @@ OPTIONS = (
 
 
 @hookimpl
-def ninfer_protocol_frontends():
+def ninfer_protocol_frontends() -> list[ProtocolFrontend]:
     return [ProtocolFrontend(name="openai", summary="OpenAI Chat Completions", open=open_frontend, options=OPTIONS)]
 
 
-def open_frontend(context: FrontendContext):
+def open_frontend(context: FrontendContext) -> Frontend:
     from .frontend import OpenAI
 
     return OpenAI(context).frontend()

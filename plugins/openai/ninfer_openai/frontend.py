@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+
 from ninfer_core.api import ChatJob, Engine, Frontend, FrontendContext, HttpRequest, HttpResponse, Route
 from ninfer_core.api.http import decode, error_response, event_stream, json_response
 

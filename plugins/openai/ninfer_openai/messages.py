@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
 from ninfer_core.api import ApiError, Message, Part, ToolCall
 from ninfer_core.api.http import invalid_value, not_supported, quoted
 

@@ -70,7 +70,7 @@ async def chunks(generation: Generation, rendering: Rendering) -> AsyncIterator[
                     yield _progress(rendering, event)
                 case Delta(channel=channel, text=text):
                     key = "reasoning_content" if channel == "reasoning" else "content"
-                    extra = {"timings": event.timings.to_json()} if rendering.timings_per_token else {}
+                    extra: dict[str, Any] = {"timings": event.timings.to_json()} if rendering.timings_per_token else {}
                     yield _chunk(rendering, {key: text}, **extra)
                 case Done(result=result):
                     for chunk in _ending(rendering, result):
@@ -79,7 +79,7 @@ async def chunks(generation: Generation, rendering: Rendering) -> AsyncIterator[
 
 def _ending(rendering: Rendering, result: Result) -> list[bytes]:
     """Finish chunk, usage chunk, end mark; ``timings`` on the last JSON chunk."""
-    timings = {"timings": result.timings.to_json()}
+    timings: dict[str, Any] = {"timings": result.timings.to_json()}
     finish = FINISH[result.finish]
     if not rendering.include_usage:
         return [_chunk(rendering, {}, finish=finish, **timings), DONE]
@@ -90,7 +90,7 @@ def _ending(rendering: Rendering, result: Result) -> list[bytes]:
 
 def _progress(rendering: Rendering, event: Progress) -> bytes:
     counts = {"total": event.total, "cache": event.cache, "processed": event.processed, "time_ms": int(event.time_ms)}
-    extra = {"timings": event.timings.to_json()} if rendering.timings_per_token else {}
+    extra: dict[str, Any] = {"timings": event.timings.to_json()} if rendering.timings_per_token else {}
     return _chunk(rendering, {}, prompt_progress=counts, **extra)
 
 

@@ -104,7 +104,7 @@ def _check_kwargs(kwargs: dict[str, Any]) -> None:
 
 
 def _is_prefill(conversation: tuple[Message, ...], thinking: bool | None) -> bool:
-    """Whether the last message is a turn to continue. Raises ``assistant_prefill_not_supported`` for one that cannot be."""
+    """Whether the last message is a turn to continue; ``assistant_prefill_not_supported`` when it cannot be."""
     last = conversation[-1]
     if last.role != "assistant":
         return False

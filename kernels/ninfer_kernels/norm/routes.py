@@ -1,0 +1,36 @@
+"""Which implementation normalises: a compiled one for the few rows of a decode round, torch's own for the rest."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+FEW_ROWS = 64
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``reference.rms_norm``; x: [..., H] fp32, fp16 or bf16; weight: [H] fp32."""
+    if x.dtype is not weight.dtype:
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+    if x.dim() == 2 and len(x) <= FEW_ROWS and x.is_cpu and x.is_contiguous() and (compiled := _compiled()):
+        out = torch.empty_like(x)
+        compiled(x.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), x.shape[1], eps)
+        return out
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any] | None:
+    """The compiled function, or None where numba is missing or cannot compile here."""
+    try:
+        from . import jit
+    except Exception as error:
+        logging.getLogger(__name__).warning("norm: torch route, no compiled one (%s)", type(error).__name__)
+        return None
+    return jit.RMS_NORM

@@ -1,0 +1,161 @@
+"""Matrices that stay in their stored blocks: decoding, and products with fp32 activations on the CPU.
+
+The native route multiplies by exactly the decoded weights and gives a row of activations the same bits whatever else is in
+the call. Where it cannot run, torch multiplies by the decoded matrix instead: the same result to rounding, four bytes a
+weight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .blocks import row_bytes
+
+if TYPE_CHECKING:
+    from .jit import Native
+
+CHUNK_VALUES = 32768  # weights a thread takes at once: 128 KiB decoded, which its second-level cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """``rows`` x ``columns`` in one block format; ``data``: [bytes] uint8 on the host, kept as it is."""
+
+    data: Tensor
+    rows: int
+    columns: int
+
+
+@functools.cache
+def why_not_native() -> str | None:
+    """None when the native route works here, else the reason in a few words."""
+    try:
+        from .jit import machine
+
+        machine()
+    except Exception as error:  # an absent or broken llvmlite, an unsupported processor
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
+def decode(format: str, data: Tensor, rows: int, columns: int) -> Tensor:
+    """data: [rows * row bytes] uint8 -> [rows, columns] fp32, bit for bit the format's definition."""
+    if why_not_native() is not None:
+        return reference.decode(format, data, rows, columns)
+    from . import kernel
+
+    step = row_bytes(format, columns)
+    if data.numel() != rows * step or data.dtype != torch.uint8 or not data.is_contiguous():
+        raise ValueError(f"{data.numel()} bytes are not a {format} matrix of {rows} x {columns}")
+    out = torch.empty(rows, columns)
+    size = chunk_rows(columns)
+    table = (ctypes.c_int64 * (3 * -(-rows // size)))()
+    for i, first in enumerate(range(0, rows, size)):
+        table[3 * i : 3 * i + 3] = data.data_ptr() + first * step, first, min(size, rows - first)
+    chunks = len(table) // 3
+    kernel.decode(format).together(
+        kernel.slots(y=out.data_ptr(), chunks=ctypes.addressof(table), count=chunks, blocks=columns // kernel.values(format)),
+        min(torch.get_num_threads(), chunks),
+    )
+    return out
+
+
+def linear(format: str, matrices: Sequence[Matrix]) -> NativeLinear | TorchLinear:
+    """The fastest route here for the stacked rows of matrices with one number of columns."""
+    columns = {matrix.columns for matrix in matrices}
+    if len(columns) != 1:
+        raise ValueError(f"matrices of one input have {sorted(columns)} columns")
+    for matrix in matrices:
+        if matrix.data.numel() != matrix.rows * row_bytes(format, matrix.columns) or not matrix.data.is_contiguous():
+            raise ValueError(f"{matrix.data.numel()} bytes are not {matrix.rows} x {matrix.columns} in {format}")
+    return (NativeLinear if why_not_native() is None else TorchLinear)(format, matrices)
+
+
+class NativeLinear:
+    """x: [T, K] -> [T, rows] in x's dtype, computed in fp32 from the stored blocks by all of torch's threads."""
+
+    def __init__(self, format: str, matrices: Sequence[Matrix]) -> None:
+        from . import kernel
+
+        self.format, self.columns = format, matrices[0].columns
+        self.rows = sum(matrix.rows for matrix in matrices)
+        self._kernel = kernel
+        self._kept = [matrix.data for matrix in matrices]
+        self._blocks = self.columns // kernel.values(format)
+        self._size = chunk_rows(self.columns)
+        self._chunks = chunk_table(format, matrices, self._size)
+        self._count = self._chunks.shape[0]
+        self._few: list[Native | None] = [None] * (kernel.FEW + 1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() != 2 or x.shape[1] != self.columns:
+            raise ValueError(f"activations are {tuple(x.shape)}; [T, {self.columns}] is expected")
+        tokens, threads = x.shape[0], torch.get_num_threads()
+        if not tokens:
+            return x.new_empty(0, self.rows)
+        source = x.float().contiguous()
+        out = torch.empty(tokens, self.rows)
+        scratch = None
+        if tokens <= self._kernel.FEW:
+            native = self._few[tokens] or self._compile(tokens)
+        else:
+            native = self._kernel.many(self.format)
+            scratch = torch.empty(threads * self._size * self.columns)
+        slots = self._kernel.slots(
+            x=source.data_ptr(),
+            y=out.data_ptr(),
+            chunks=self._chunks.data_ptr(),
+            count=self._count,
+            blocks=self._blocks,
+            rows=self.rows,
+            tokens=tokens,
+            scratch=0 if scratch is None else scratch.data_ptr(),
+            scratch_floats=self._size * self.columns,
+        )
+        native.together(slots, min(threads, self._count))
+        return out if x.dtype == torch.float32 else out.to(x.dtype)
+
+    def _compile(self, tokens: int) -> Native:
+        self._few[tokens] = native = self._kernel.few(self.format, tokens)
+        return native
+
+
+class TorchLinear:
+    """The same product through torch, from weights decoded once."""
+
+    def __init__(self, format: str, matrices: Sequence[Matrix]) -> None:
+        self.format, self.columns = format, matrices[0].columns
+        self.rows = sum(matrix.rows for matrix in matrices)
+        parts = [reference.decode(format, matrix.data, matrix.rows, matrix.columns) for matrix in matrices]
+        self._weights = torch.cat(parts).T
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() != 2 or x.shape[1] != self.columns:
+            raise ValueError(f"activations are {tuple(x.shape)}; [T, {self.columns}] is expected")
+        return (x.float() @ self._weights).to(x.dtype)
+
+
+def chunk_rows(columns: int) -> int:
+    """Rows of one chunk: about CHUNK_VALUES weights, whole register tiles."""
+    return max(4, CHUNK_VALUES // columns // 4 * 4)
+
+
+def chunk_table(format: str, matrices: Sequence[Matrix], size: int) -> Tensor:
+    """[chunks, 3] int64: address of the chunk's first block, its first output row, its rows."""
+    entries: list[tuple[int, int, int]] = []
+    base = 0
+    for matrix in matrices:
+        step = row_bytes(format, matrix.columns)
+        for first in range(0, matrix.rows, size):
+            address = matrix.data.data_ptr() + first * step
+            entries.append((address, base + first, min(size, matrix.rows - first)))
+        base += matrix.rows
+    return torch.tensor(entries, dtype=torch.int64)

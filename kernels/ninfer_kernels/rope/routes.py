@@ -1,0 +1,42 @@
+"""Which implementation rotates: a compiled one for the few tokens of a decode round, torch's own for the rest. The
+angles of a step are computed once and serve every layer."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FEW_TOKENS = 64
+
+
+def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``reference.rotate``, contiguous; x may be a view of a stacked projection."""
+    T, H, D = x_THD.shape
+    few = T <= FEW_TOKENS and x_THD.dtype is torch.float32 and x_THD.is_cpu
+    if few and x_THD.stride()[1:] == (D, 1) and (compiled := _compiled()):
+        out = torch.empty(T, H, D)
+        compiled(x_THD.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), T, H, D, x_THD.stride(0))
+        return out
+    x = x_THD.float()
+    out = x * cos
+    a, b = x.chunk(2, dim=-1)
+    a_out, b_out = out.chunk(2, dim=-1)
+    a_out.addcmul_(b, sin, value=-1)
+    b_out.addcmul_(a, sin)
+    return out.to(x_THD.dtype).contiguous()
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any] | None:
+    """The compiled function, or None where numba is missing or cannot compile here."""
+    try:
+        from . import jit
+    except Exception as error:
+        logging.getLogger(__name__).warning("rope: torch route, no compiled one (%s)", type(error).__name__)
+        return None
+    return jit.ROTATE

@@ -1,0 +1,206 @@
+"""Jobs to prompts: template, provenance-aware tokenization, raw prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from ninfer_core.api import ApiError, ChatJob, Message, Part, PromptFormat, RawJob, ReasoningSyntax, StartupError
+
+from .modes import EFFORTS, Defaults, Mode, nearest_effort, resolve
+from .provenance import Spellings
+from .template import ChatTemplate, Rendered
+from .tokenizer import HFTokenizer
+from .tool_sources import derived_sources
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedPrompt:
+    ids: tuple[int, ...]
+    in_reasoning: bool  # the prompt ends inside a reasoning block
+    thinking: bool  # the turn may reason; chooses the preset
+    reasoning: ReasoningSyntax | None  # None: the turn has no reasoning channel
+    tool_texts: tuple[tuple[int, ...], ...]  # derived tool sources; together no longer than the prompt's own text
+
+
+class PromptBuilder:
+    """Builds the prompts of one model. Immutable; any thread may use it; every refusal is an ApiError.
+
+    Control tokens come from the template, or from raw prompts; a spelling in a client's string is text.
+    ``template_override`` replaces the model's own template (StartupError when it does not compile). A template of the
+    model's own that does not compile leaves raw prompts usable.
+    """
+
+    def __init__(
+        self,
+        format: PromptFormat,
+        *,
+        default_thinking: bool | None,
+        default_effort: str | None,
+        default_preserve_thinking: bool | None,
+        template_override: str | None,
+    ) -> None:
+        self._format = format
+        self._defaults = Defaults(
+            thinking=default_thinking, effort=default_effort, preserve_thinking=default_preserve_thinking
+        )
+        self._defaults.check()
+        self._spellings = Spellings([*format.tokenizer.control_tokens, *_tags(format.reasoning)])
+        self._template, self._broken = self._compile(template_override)
+        self._efforts = self._accepted_efforts(None if template_override is not None else format.efforts)
+
+    def chat(self, job: ChatJob) -> PreparedPrompt:
+        """The prompt of a conversation; ``invalid_prompt`` when the template refuses it."""
+        mode, rendered = self._render(job)
+        in_reasoning = not job.prefill and self._is_open(rendered.marked)
+        # a block that the prompt has closed, or a turn under way, leaves nothing to read as reasoning
+        reasons = in_reasoning or (mode.thinking and not job.prefill)
+        return PreparedPrompt(
+            ids=tuple(self._encode(rendered)),
+            in_reasoning=in_reasoning,
+            thinking=mode.thinking or in_reasoning,
+            reasoning=self._format.reasoning if reasons else None,
+            tool_texts=tuple(self._tool_texts(job)),
+        )
+
+    def render(self, job: ChatJob) -> str:
+        """The same prompt as text."""
+        return self._render(job)[1].text
+
+    def raw(self, job: RawJob) -> PreparedPrompt:
+        """A raw prompt: a control token's spelling is that token; ``invalid_prompt`` for an unknown id."""
+        ids: list[int] = []
+        at = 0
+        alone = len(job.prompt) == 1
+        for piece in job.prompt:
+            if isinstance(piece, str):
+                place = "prompt" if alone else f"prompt[{at}]"
+                _check_text(piece, place)
+                ids += self._encode_control(piece, first=not ids)
+                at += 1
+            else:
+                self._check_ids(piece, at)
+                ids += piece
+                at += len(piece)
+        bos = self._format.bos_id
+        if bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return PreparedPrompt(ids=tuple(ids), in_reasoning=False, thinking=False, reasoning=None, tool_texts=())
+
+    def _compile(self, override: str | None) -> tuple[ChatTemplate | None, str]:
+        source = self._format.template if override is None else override
+        if source is None:
+            return None, "This model has no chat template; send a raw prompt instead."
+        try:
+            template = ChatTemplate(source, spellings=self._spellings, variables=self._format.template_globals)
+        except StartupError as error:
+            if override is not None:
+                raise
+            log.warning("chat_template_unusable", reason=str(error))
+            return None, "This model's chat template cannot be used; send a raw prompt instead."
+        return template, ""
+
+    def _accepted_efforts(self, named: tuple[str, ...] | None) -> frozenset[str]:
+        """The efforts the template renders a one-message chat with, of those the model names; all, when it cannot
+        render that chat at all."""
+        efforts = frozenset(named or EFFORTS)
+        if self._template is None:
+            return efforts
+        variable = self._format.thinking_variable or "enable_thinking"
+
+        def renders(**settings: str) -> bool:
+            assert self._template is not None
+            probe = (Message(role="user", content=(Part(text="Hi"),)),)
+            try:
+                self._template.render(probe, settings={variable: True, **settings}, client={})
+            except ApiError:
+                return False
+            return True
+
+        if not renders():
+            return efforts
+        return frozenset(effort for effort in efforts if renders(reasoning_effort=effort))
+
+    def _render(self, job: ChatJob) -> tuple[Mode, Rendered]:
+        if self._template is None:
+            raise ApiError("invalid_prompt", self._broken, param="messages")
+        if not job.messages:
+            raise ApiError("invalid_prompt", "'messages' must hold at least one message.", param="messages")
+        mode = resolve(job, self._format, self._defaults, lambda effort: nearest_effort(effort, self._efforts))
+        if job.prefill:
+            self._check_prefill(job, mode)
+        rendered = self._template.render(job.messages, settings=mode.settings, client=mode.client, open_end=job.prefill)
+        return mode, rendered
+
+    def _check_prefill(self, job: ChatJob, mode: Mode) -> None:
+        last = job.messages[-1]
+        place = last.place or f"messages[{len(job.messages) - 1}]"
+        text = ""
+        if last.role != "assistant" or last.tool_calls or last.reasoning:
+            text = f"'{place}' cannot be continued: a turn to continue is an assistant message of text only."
+        elif self._format.reasoning is not None and mode.explicit is not False:
+            text = f"'{place}' can be continued only without thinking; send 'enable_thinking' false with it."
+        if text:
+            raise ApiError("assistant_prefill_not_supported", text, param=place)
+
+    def _is_open(self, marked: str) -> bool:
+        """Whether the prompt ends with the template's open tag."""
+        syntax = self._format.reasoning
+        return syntax is not None and marked.rstrip().endswith(syntax.open)
+
+    def _encode(self, rendered: Rendered) -> Iterator[int]:
+        """The template's spellings as control tokens. Text with a mark in it is encoded apart, as plain text;
+        everything else in one go, as the model was trained on."""
+        if not rendered.mark or rendered.mark not in rendered.marked:
+            yield from self._encode_control(rendered.marked, first=True)
+            return
+        first, run = True, ""
+        for piece, is_control in self._spellings.split(rendered.marked):
+            if is_control or rendered.mark not in piece:
+                run += piece
+                continue
+            yield from self._encode_control(run, first=first)
+            text = piece.replace(rendered.mark, "")
+            yield from self._encode_text(text, first=first and not run)
+            first, run = False, ""
+        yield from self._encode_control(run, first=first)
+
+    def _encode_control(self, text: str, *, first: bool) -> list[int]:
+        tokenizer = self._format.tokenizer
+        if isinstance(tokenizer, HFTokenizer):
+            return tokenizer.encode_with_control(text, first=first)
+        return tokenizer.encode_with_control(text)
+
+    def _encode_text(self, text: str, *, first: bool) -> list[int]:
+        tokenizer = self._format.tokenizer
+        return tokenizer.encode(text, first=first) if isinstance(tokenizer, HFTokenizer) else tokenizer.encode(text)
+
+    def _tool_texts(self, job: ChatJob) -> Iterator[tuple[int, ...]]:
+        for message in job.messages:
+            for part in message.content if message.role == "tool" else ():
+                for source in derived_sources(part.text):
+                    yield tuple(self._encode_text(source, first=False))
+
+    def _check_ids(self, ids: tuple[int, ...], at: int) -> None:
+        size = self._format.tokenizer.size
+        for offset, token in enumerate(ids):
+            if not 0 <= token < size:
+                place = f"prompt[{at + offset}]"
+                text = f"'{place}' is {token}; this model's token ids go from 0 to {size - 1}."
+                raise ApiError("invalid_prompt", text, param=place)
+
+
+def _tags(reasoning: ReasoningSyntax | None) -> tuple[str, ...]:
+    return () if reasoning is None else (reasoning.open, reasoning.close)
+
+
+def _check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = f"'{place}' holds half a surrogate pair, which is not text."
+        raise ApiError("invalid_prompt", text, param=place) from None

@@ -1,0 +1,117 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ninfer_core.text.provenance import Marked, Marks, Spellings, free_characters
+
+MARK = "\ufdd0"
+SPELLINGS = Spellings(["<think>", "</think>", "<|im_end|>", "<|im_start|>", "ab", "aba", "[X]"])
+MARKS = Marks(SPELLINGS, MARK)
+
+client = st.lists(
+    st.sampled_from(["<think>", "</think>", "<|im_end|>", "<", "|im_", "end|>", "think>", "ab", "a", "[X", "]", " ", "\n", "é"]),
+    max_size=8,
+).map("".join)
+
+
+def controls(raw: str) -> list[str]:
+    return [piece for piece, is_control in SPELLINGS.split(raw) if is_control]
+
+
+def raw(text: str) -> str:
+    return str.__str__(text)
+
+
+@given(client)
+def test_no_spelling_survives_in_a_clients_string_and_the_text_does(text):
+    marked = MARKS.text(text)
+    assert controls(raw(marked)) == []
+    assert raw(marked).replace(MARK, "") == text
+
+
+@given(st.lists(client, min_size=2, max_size=4), st.sampled_from(["", "\n", " "]))
+def test_strings_put_side_by_side_by_code_that_knows_no_marks_form_no_spelling(parts, between):
+    assert controls(between.join(raw(MARKS.text(part)) for part in parts)) == []
+
+
+@given(client, st.integers(-9, 9), st.integers(-9, 9))
+def test_a_marked_string_reads_like_the_plain_one(text, i, j):
+    marked = MARKS.text(text)
+    assert (marked == text, len(marked), hash(marked), bool(marked)) == (True, len(text), hash(text), bool(text))
+    assert [*marked] == [*text]
+    assert marked[i:j] == text[i:j]
+    assert marked[i:j:2] == text[i:j:2]
+    for part in ("</think>", "<|im_end|>", "a", "\n", " "):
+        assert (part in marked) == (part in text)
+        assert marked.split(part) == text.split(part)
+        assert marked.rsplit(part, 1) == text.rsplit(part, 1)
+        assert marked.partition(part) == text.partition(part)
+        assert marked.rpartition(part) == text.rpartition(part)
+        assert marked.replace(part, "_") == text.replace(part, "_")
+        assert marked.strip(part) == text.strip(part)
+        assert marked.removeprefix(part) == text.removeprefix(part)
+        assert marked.removesuffix(part) == text.removesuffix(part)
+        assert (marked.startswith(part), marked.endswith(part)) == (text.startswith(part), text.endswith(part))
+        assert (marked.find(part), marked.rfind(part), marked.count(part)) == (text.find(part), text.rfind(part), text.count(part))
+    assert (marked.strip(), marked.lstrip(), marked.rstrip()) == (text.strip(), text.lstrip(), text.rstrip())
+    assert (marked.split(), marked.splitlines()) == (text.split(), text.splitlines())
+    assert (marked.upper(), marked.title()) == (text.upper(), text.title())
+
+
+OPERATIONS = [
+    lambda t: t[1:],
+    lambda t: t[:-1],
+    lambda t: t[::-1][::-1],
+    lambda t: t.strip("<"),
+    lambda t: t.replace("\n", ""),
+    lambda t: t.replace(" ", "ab"[:0]),
+    lambda t: "".join(t.split(" ")),
+    lambda t: "".join(t.split()),
+    lambda t: "".join(t),
+    lambda t: t.upper().lower(),
+    lambda t: t + t,
+    lambda t: t * 2,
+    lambda t: t.partition("\n")[0] + t.partition("\n")[2],
+    lambda t: "%s%s" % (t, t),
+    lambda t: f"{t}{t}",
+]
+
+
+@given(client, st.lists(st.sampled_from(OPERATIONS), max_size=4))
+def test_nothing_done_to_a_clients_string_makes_a_control_token(text, operations):
+    marked, plain = MARKS.text(text), text
+    for operation in operations:
+        marked, plain = MARKS.read(operation(marked)), operation(plain)
+    assert controls(raw(marked)) == []
+    assert raw(marked).replace(MARK, "") == plain
+
+
+def test_a_templates_own_spellings_stay_whole_beside_a_clients():
+    text = "<|im_start|>" + MARKS.text("a<|im_end|>b") + "<|im_end|>"
+    assert isinstance(text, Marked)
+    assert controls(raw(text)) == ["<|im_start|>", "<|im_end|>"]
+    assert controls(raw(text.strip().removeprefix("<|im_start|>"))) == ["<|im_end|>"]
+
+
+
+def test_the_longest_spelling_wins_where_several_begin():
+    assert [*SPELLINGS.split("xababa")] == [("x", False), ("aba", True), ("ba", False)]
+
+
+def test_an_ordinary_string_stays_an_ordinary_string():
+    assert type(MARKS.text("hello > world [x]")) is str
+
+
+def test_a_mark_is_a_character_the_input_does_not_have():
+    noncharacters = [chr(c) for c in (*range(0xFDD0, 0xFDF0), *(p + 0xFFFE + i for p in range(0, 0x110000, 0x10000) for i in (0, 1)))]
+    assert free_characters(["\ufdd0"], 2) == ["\ufdd1", "\ufdd2"]
+    (private,) = free_characters(["".join(noncharacters)], 1)
+    assert private == "\U000f0000"
+
+
+@pytest.mark.parametrize("count", [1, 3_000])
+def test_a_thousand_control_tokens_are_found_as_well_as_one(count):
+    spellings = Spellings(f"<unused{i}>" for i in range(count))
+    text = "x<unused0>" * 1000 + "<unused"
+    assert [piece for piece, is_control in spellings.split(text) if is_control] == ["<unused0>"] * 1000
+    assert len(spellings.places(text)) == 1001
