@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """Text <-> token ids. Immutable and safe to use from any thread."""
+    """Text <-> token ids. Immutable and safe to use from any thread.
+
+    An optional ``special_ids: frozenset[int]`` names the control tokens whose text is withheld from output; the others
+    (``<think>``, ``<tool_call>``) are text there. Without it only stop tokens are withheld.
+    """
 
     size: int  # public tokens: ids are below it
     control_tokens: Mapping[str, int]  # spelling -> id of every control token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from ninfer_core import logs, options
 
@@ -27,11 +27,14 @@ def run(argv: Sequence[str]) -> int:
     plugins = options.compose(argv)
     positionals, values = options.parse(argv, plugins, "serve", usage=USAGE)
     found = options.exactly(positionals, "ninfer-serve", "[MODEL]")
-    logs.configure(values["log_level"], values["log_colours"])
+    from ninfer_core.serve.progress import CurrentStderr
     from ninfer_core.serve.run import serve
+
+    logs.configure(values["log_level"], values["log_colours"], cast(TextIO, CurrentStderr()))
 
     def load(progress: Progress) -> LocalEngine:
         # torch loads here, behind the bound port
+        progress.stage("loading torch")
         from ninfer_core.engine.load import load_engine
 
         if found:

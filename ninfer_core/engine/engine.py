@@ -203,7 +203,7 @@ class LocalEngine:
 
     def warm_up(self) -> None:
         """Run one short request through every part of the engine, on the calling thread, before ``start``."""
-        job = RawJob(prompt=("warm-up",), ignore_eos=True)
+        job = RawJob(prompt=((0,),), ignore_eos=True)
         prepared = self._prompts.raw(job)
         params = resolve(job.sampling, Preset(temperature=1.0), self._options)
         budget = OutputBudget(min(3, self.limits.max_context - len(prepared.ids) + 1), "output_limit")

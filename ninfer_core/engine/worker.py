@@ -255,6 +255,7 @@ class Worker:
             reasoning_tokens=session.reasoning_tokens,
             timings=timings,
             seed=lane.request.params.seed,
+            lane=lane.index,
             prompt_ids=lane.request.prompt_ids,
         )
         self._release(lane)

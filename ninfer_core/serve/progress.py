@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from types import TracebackType
@@ -32,6 +33,20 @@ def startup_progress(out: TextIO | None = None) -> StartupProgress:
     """Bars when ``out`` (stderr) is a terminal, else lines."""
     stream = out if out is not None else sys.stderr
     return Bars(stream) if stream.isatty() else Lines()
+
+
+class CurrentStderr(io.TextIOBase):
+    """Whatever ``sys.stderr`` is at the moment of a write: while bars are drawn, rich puts a proxy there that prints
+    lines above them. A log that kept the stream it was set up with would write into a bar."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
 
 
 class Lines:
@@ -81,7 +96,8 @@ class Bars:
     def stage(self, name: str) -> None:
         self._leave_tick()
         self._name, self._began = name, time.monotonic()
-        self._bars.reset(self._task, description=name, total=None)
+        self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(name, total=None)
 
     def advance(self, done: int, total: int) -> None:
         self._bars.update(self._task, completed=done, total=total)

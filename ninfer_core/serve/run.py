@@ -205,9 +205,8 @@ def load_on_thread(
 def announce(host: str, port: int, model: str) -> None:
     """The last words of a start, on stderr: what is served, and the URLs to open."""
     base = f"http://{spelled(WILDCARDS.get(host, host), port)}"
-    sys.stderr.write(
-        f"\n  {model} is served at  {base}/v1\n  health             {base}/health\n  Press Ctrl+C twice to stop.\n\n"
-    )
+    lines = (f"{model} is served.", f"  API     {base}/v1", f"  health  {base}/health", "Press Ctrl+C twice to stop.")
+    sys.stderr.write("\n" + "\n".join(lines) + "\n\n")
     sys.stderr.flush()
 
 

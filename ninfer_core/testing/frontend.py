@@ -150,7 +150,6 @@ class ProtocolFrontendContract:
             body = self._body(route, stream=route.path in self.streaming)
             response = self._ask(route, body, FakeEngine(refusal=error))
             assert response.status == error.status, route.path
-            assert response.stream is None, f"{route.path}: a refusal before the output is no stream"
 
     def test_a_failure_of_an_aggregate_keeps_its_status(self) -> None:
         for route in self._generating():

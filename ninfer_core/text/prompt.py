@@ -153,18 +153,15 @@ class PromptBuilder:
         return syntax is not None and marked.rstrip().endswith(syntax.open)
 
     def _encode(self, rendered: Rendered) -> Iterator[int]:
-        """The template's spellings as control tokens. Text with a mark in it is encoded apart, as plain text;
-        everything else in one go, as the model was trained on."""
-        if not rendered.mark or rendered.mark not in rendered.marked:
-            yield from self._encode_control(rendered.marked, first=True)
-            return
+        """The template's spellings as control tokens. Text with a client's spelling in it is encoded apart, as plain
+        text; everything else in one go, as the model was trained on."""
         first, run = True, ""
         for piece, is_control in self._spellings.split(rendered.marked):
-            if is_control or rendered.mark not in piece:
-                run += piece
+            text = rendered.marks.plain(piece)
+            if is_control or not self._spellings.occur_in(text):
+                run += text
                 continue
             yield from self._encode_control(run, first=first)
-            text = piece.replace(rendered.mark, "")
             yield from self._encode_text(text, first=first and not run)
             first, run = False, ""
         yield from self._encode_control(run, first=first)

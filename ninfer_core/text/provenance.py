@@ -1,35 +1,33 @@
 """Who wrote which part of a rendered prompt.
 
-A control token's spelling inside a client's string is text. Before a template sees such a string, every spelling in it
-is broken by a *mark*, a character that occurs nowhere in the input; what the template writes itself stays whole. After
-rendering, whole spellings are control tokens, and the marks are taken out of the text between them. A mark survives
-whatever a template does to a string, so losing track of one can only turn a control token into text.
+A control token's spelling inside a client's string is text. Before a template sees such a string it gets *marks*, a
+character that occurs nowhere in the input: one in front, and one inside every spelling. What the template writes itself
+stays whole. After rendering, whole spellings are control tokens, and the marks are taken out of the text between them.
+A mark survives whatever a template does to a string, so losing track of one can only turn a control token into text.
 
-Marks also stand where a string ends or begins with a part of a spelling, so that two strings put side by side cannot
-form one.
+The mark in front also keeps strings put side by side from forming a spelling; where a string ends with the start of
+one, a mark stands in that too.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from ninfer_core.errors import InvariantError
 
-_NONCHARACTERS = [
-    *range(0xFDD0, 0xFDF0),
-    *(plane + low for plane in range(0, 0x110000, 0x10000) for low in (0xFFFE, 0xFFFF)),
-]
+_NONCHARACTERS = range(0xFDD0, 0xFDF0)
 
 
-def free_characters(texts: Iterable[str], count: int) -> list[str]:
+def free_characters(texts: Sequence[str], count: int) -> list[str]:
     """Characters that occur in none of ``texts``: noncharacters if they can be, else private-use ones."""
-    used = set().union(*texts)
-    candidates = (chr(c) for c in (*_NONCHARACTERS, *range(0xF0000, 0x10FFFE)))
-    free = [char for char, _ in zip((c for c in candidates if c not in used), range(count), strict=False)]
+    free = [char for char in map(chr, _NONCHARACTERS) if not any(char in text for text in texts)][:count]
+    if len(free) < count:
+        used = set().union(*texts)
+        free = [char for char in map(chr, range(0xF0000, 0x10FFFE)) if char not in used][:count]
     if len(free) < count:
         raise InvariantError("no character is free to mark the prompt with")
     return free
@@ -43,12 +41,10 @@ class Spellings:
         self.pattern = re.compile(_alternation(words)) if words else None  # leftmost, longest
         self.longest = max(map(len, words), default=0)
         self._starts = {word[:size] for word in words for size in range(1, len(word))}
-        self._ends = {word[size:] for word in words for size in range(1, len(word))}
-        self._haystack = "\0".join(words)
 
     def places(self, text: str) -> set[int]:
-        """Where marks go, as positions between characters (0 is before the first): inside every spelling, overlapping
-        ones too, and at the edges."""
+        """Where marks go, as positions between characters: in front, inside every spelling (overlapping ones too), and
+        at the end."""
         places = self.edges(text)
         if self.pattern is not None:
             found = self.pattern.search(text)
@@ -57,14 +53,16 @@ class Spellings:
                 found = self.pattern.search(text, found.start() + 1)
         return places
 
+    def occur_in(self, text: str) -> bool:
+        return self.pattern is not None and self.pattern.search(text) is not None
+
     def edges(self, text: str) -> set[int]:
-        """Where the text ends with the start of a spelling, begins with the end of one, or is the middle of one."""
+        """In front, and where the text ends with the start of a spelling."""
         size = len(text)
-        places = {size - n + 1 for n in range(1, min(size, self.longest - 1) + 1) if text[size - n :] in self._starts}
-        goes_on = any(text[:n] in self._ends for n in range(1, min(size, self.longest - 1) + 1))
-        if goes_on or (0 < size < self.longest and text in self._haystack):
-            places.add(0)
-        return places
+        if not size:
+            return set()
+        reach = min(size, self.longest - 1)
+        return {0, *(size - n + 1 for n in range(1, reach + 1) if text[size - n :] in self._starts)}
 
     def split(self, text: str) -> Iterator[tuple[str, bool]]:
         """The text as runs, each with whether it is a control token."""
@@ -104,7 +102,7 @@ class Marks:
         self.spellings, self.mark = spellings, mark
 
     def text(self, plain: str) -> str:
-        """A client's string; a plain ``str`` when nothing in it needs a mark."""
+        """A client's string."""
         return self.build(plain, self.spellings.places(plain))
 
     def cut(self, plain: str, places: Iterable[int]) -> str:
@@ -133,7 +131,8 @@ class Marks:
         return marked
 
     def plain(self, text: str) -> str:
-        return text.replace(self.mark, "")
+        """A string without marks, as the model reads it."""
+        return str.replace(text, self.mark, "")
 
 
 def plain(value: Any) -> Any:

@@ -40,7 +40,7 @@ class TemplateRaised(Exception):
 class Rendering:
     """What one rendering may use, and its marks."""
 
-    marks: Marks | None = None
+    marks: Marks
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
     written: int = 0  # characters of output so far
 
@@ -52,7 +52,7 @@ class Rendering:
         """A value some function built: within bounds, and with its marks recognised."""
         if isinstance(value, str):
             check_size(str.__len__(value))
-            return self.marks.read(value) if self.marks is not None else value
+            return self.marks.read(value)
         if isinstance(value, (list, tuple)):
             check_size(len(value))
         elif isinstance(value, int) and value.bit_length() > bounds.MAX_BITS:

@@ -26,11 +26,11 @@ class Rendered:
     """A rendered prompt. ``marked`` still holds the marks; ``text`` is what the model reads."""
 
     marked: str
-    mark: str = ""  # "": nothing needed one
+    marks: Marks
 
     @property
     def text(self) -> str:
-        return self.marked.replace(self.mark, "") if self.mark else self.marked
+        return self.marks.plain(self.marked)
 
 
 class ChatTemplate:
@@ -76,15 +76,14 @@ class ChatTemplate:
         ApiError ``invalid_prompt`` when the template refuses, fails or is stopped.
         """
         try:
-            marks, end = self._marks(messages, client, open_end)
-            text = marks.text if marks is not None else str
-            turns = [self._turn(message, text) for message in messages]
+            marks, end = self._marks(messages, client)
+            turns = [self._turn(message, marks.text) for message in messages]
             if open_end:
                 turns[-1]["content"] += end
             variables = {
                 "tools": None,
                 "documents": None,
-                **_wrapped(client, text),
+                **{name: _wrapped(value, marks.text) for name, value in client.items()},
                 **self._variables,
                 **settings,
                 "messages": turns,
@@ -99,7 +98,7 @@ class ChatTemplate:
             if not found:
                 text_ = "The chat template does not render the last message's content, so it cannot be continued."
                 raise ApiError("invalid_prompt", text_, param=messages[-1].place or "messages")
-        return Rendered(marked=marked, mark=marks.mark if marks is not None else "")
+        return Rendered(marked=marked, marks=marks)
 
     def _run(self, variables: Mapping[str, Any], limits: Rendering) -> str:
         pieces: list[str] = []
@@ -112,7 +111,7 @@ class ChatTemplate:
                     check_size(size)
                     pieces.append(piece)
         except TemplateRaised as refusal:
-            reason = limits.marks.plain(str(refusal)) if limits.marks is not None else str(refusal)
+            reason = limits.marks.plain(str(refusal))
             text = f"The chat template refuses these messages: {reason[:MAX_REASON]}"
             raise ApiError("invalid_prompt", text, param="messages") from None
         except TemplateTooLarge as stopped:
@@ -126,21 +125,15 @@ class ChatTemplate:
             raise ApiError("invalid_prompt", text, param="messages") from None
         return "".join(pieces)
 
-    def _marks(
-        self, messages: Sequence[Message], client: Mapping[str, Any], open_end: bool
-    ) -> tuple[Marks | None, str]:
-        """The marks, when a client's string needs any, and a character that ends the last message. Refuses strings with
-        lone surrogates."""
+    def _marks(self, messages: Sequence[Message], client: Mapping[str, Any]) -> tuple[Marks, str]:
+        """The marks, and a character that ends the last message. Refuses strings with lone surrogates."""
         strings: list[str] = []
         for message in messages:
             for text in _strings(_contents(message)):
                 strings.append(_checked(text, message.place or "messages"))
         strings += [_checked(text, "chat_template_kwargs") for text in _strings(client)]
-        needed = any(self._spellings.places(text) for text in strings)
-        if not needed and not open_end:
-            return None, ""
         mark, end = free_characters([*strings, *self._own_text], 2)
-        return Marks(self._spellings, mark) if needed else None, end
+        return Marks(self._spellings, mark), end
 
     def _turn(self, message: Message, text: Callable[[str], str]) -> dict[str, Any]:
         """The message as templates know it; members that are not there are left out."""

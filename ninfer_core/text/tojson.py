@@ -53,9 +53,9 @@ class _Writer:
 
     def _string(self, text: str) -> str:
         encoded = _PLAIN.encode(str.__str__(text)).decode()
-        if not self.ensure_ascii or encoded.isascii():
+        if not self.ensure_ascii:
             return encoded
-        return "".join(char if char.isascii() else _escaped(char) for char in encoded)
+        return "".join(char if char < "\x7f" else _escaped(char) for char in encoded)
 
 
 def _scalar(value: Any) -> str:

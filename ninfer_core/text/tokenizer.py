@@ -46,13 +46,11 @@ class HFTokenizer:
     def encode(self, text: str, *, first: bool = True) -> list[int]:
         """Plain text: a control token's spelling is text like any other. ``first`` is False for a text that follows
         others in the prompt, where no word-start space is put before it."""
-        ids: list[int] = (self._plain if first else self._plain_later).encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._plain if first else self._plain_later, text)
 
     def encode_with_control(self, text: str, *, first: bool = True) -> list[int]:
         """Text in which a control token's spelling is that token."""
-        ids: list[int] = (self._full if first else self._full_later).encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._full if first else self._full_later, text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; InvariantError outside ``0..size-1``."""
@@ -75,6 +73,12 @@ class HFTokenizer:
         if byte := _BYTE_PIECE.match(piece):
             return bytes([int(byte[1], 16)])
         return piece.replace("▁", " ").encode()
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    # the batch call is the one that spares the offsets, a third of the time
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _build(document: doc.Document) -> tokenizers.Tokenizer:

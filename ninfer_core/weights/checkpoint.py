@@ -17,7 +17,7 @@ from .directory import elements
 from .imported import ImportedCheckpoint
 from .names import plain, quoted
 from .resources import check_tokens
-from .stored import StoredCheckpoint
+from .stored import StoredCheckpoint, UnknownFormat
 
 __all__ = ["ArtifactCheckpoint", "Facts", "ImportedCheckpoint", "checkpoint_facts", "open_checkpoint"]
 
@@ -52,8 +52,9 @@ def open_stored(path: str, plugins: Plugins) -> tuple[ModelFamily, StoredCheckpo
         if opened.refusal is not None:
             raise opened.refusal
         assert opened.family is not None and opened.checkpoint is not None
-        if problems := bind(opened.family, opened.checkpoint, most=1):
-            raise ArtifactError(problems[0])
+        for problem in bind(opened.family, opened.checkpoint, most=1):
+            missing = _broken(plugins) if isinstance(problem, UnknownFormat) else ""
+            raise ArtifactError(f"{problem}{missing}")
     except BaseException:
         opened.close()
         raise
@@ -107,9 +108,9 @@ def open_model(path: str, plugins: Plugins) -> OpenedModel:
     return opened
 
 
-def bind(family: ModelFamily, checkpoint: StoredCheckpoint, *, most: int = 20) -> list[str]:
-    """What stops ``family`` from being built from ``checkpoint``: the first ``most`` reasons, one line each."""
-    problems: list[str] = []
+def bind(family: ModelFamily, checkpoint: StoredCheckpoint, *, most: int = 20) -> list[ArtifactError]:
+    """What stops ``family`` from being built from ``checkpoint``: the first ``most`` reasons."""
+    problems: list[ArtifactError] = []
     try:
         wanted = family.inventory(checkpoint.config)
     except ArtifactError as error:
@@ -120,12 +121,12 @@ def bind(family: ModelFamily, checkpoint: StoredCheckpoint, *, most: int = 20) -
         try:
             checkpoint.pieces(name, tuple(shape))
         except ArtifactError as error:
-            problems.append(str(error))
+            problems.append(error)
     if isinstance(checkpoint, ArtifactCheckpoint):
         try:
             _check_tokenizer(checkpoint)
         except ArtifactError as error:
-            problems.append(str(error))
+            problems.append(error)
     return problems[:most]
 
 
@@ -188,13 +189,12 @@ def _adapted(family: ModelFamily, source: Source) -> ImportPlan:
     try:
         return family.adapt(source)
     except ArtifactError as error:
-        raise ArtifactError(_placed(error, source.path)) from None
+        raise _placed(error, source.path) from None
 
 
-def _placed(error: ArtifactError, path: str) -> str:
-    """The message, beginning with the file it is about."""
-    text = str(error)
-    return text if text.startswith(path) else f"{plain(path)}: {text}"
+def _placed(error: ArtifactError, path: str) -> ArtifactError:
+    """The same refusal, beginning with the file it is about."""
+    return error if str(error).startswith(path) else ArtifactError(f"{plain(path)}: {error}")
 
 
 def _check_tokenizer(checkpoint: ArtifactCheckpoint) -> None:

@@ -39,6 +39,10 @@ def new_artifact(
     that are the same bytes (a tied head) share one object. ``origin`` is the source's name, for the record. Raises
     ArtifactError for resources that do not belong to the model.
     """
+    config = msgspec.to_builtins(dict(checkpoint.config))
+    if list(config.get("architectures") or ()) != [checkpoint.architecture]:
+        # a reader finds the family by this name
+        raise ArtifactError(f"{checkpoint.path}: models of the {family.name} family have no artifact form")
     objects: dict[Hashable, NewTensor] = {}
     bindings: dict[str, Any] = {}
     for parameter, shape in family.inventory(checkpoint.config).items():
@@ -50,13 +54,11 @@ def new_artifact(
             parts = [{"object": tensor.id, "range": [0, elements(tensor.shape)]} for tensor in stored]
             bindings[parameter] = {"parts": parts}
     resources = _resources(checkpoint)
-    if not objects and not resources:
-        raise ArtifactError(f"{checkpoint.path}: has no tensors and no resources; there is nothing to convert")
     public_name = name or checkpoint.name
     return NewArtifact(
         components={
             "text": {
-                "config": msgspec.to_builtins(dict(checkpoint.config)),
+                "config": config,
                 "resources": {role: f"resource/text/{role}" for role in resources},
             }
         },

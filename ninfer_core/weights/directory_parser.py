@@ -254,6 +254,9 @@ class DirectoryParser:
     def members(self, value: Any, where: str, required: Collection[str], optional: Collection[str] = ()) -> None:
         """Check a record's closed member set."""
         record = self.mapping(value, where)
+        # directories hold tens of thousands of records, nearly all with exactly these
+        if len(record) == len(required) and all(name in record for name in required):
+            return
         missing = [name for name in required if name not in record]
         unknown = [name for name in record if name not in required and name not in optional]
         if missing or unknown:
@@ -281,7 +284,7 @@ class DirectoryParser:
         return value
 
     def identifier(self, value: Any, where: str) -> str:
-        if not isinstance(value, str) or not value or "\0" in value or not is_utf8(value):
+        if not isinstance(value, str) or not value or "\0" in value or not (value.isascii() or is_utf8(value)):
             self.refuse(f"{where}: expected a non-empty string without NUL")
         return value
 

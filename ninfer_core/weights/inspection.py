@@ -96,7 +96,7 @@ def _report(path: str, opened: OpenedModel, plugins: Plugins) -> Report:
 def _refusals(opened: OpenedModel) -> tuple[str, ...]:
     found = [str(opened.refusal)] if opened.refusal is not None else []
     if opened.family is not None and opened.checkpoint is not None:
-        found += bind(opened.family, opened.checkpoint)
+        found += map(str, bind(opened.family, opened.checkpoint))
     if opened.container is not None:
         found += opened.container.damaged_parts()
     return tuple(dict.fromkeys(found))

@@ -9,7 +9,10 @@ LONGEST = 120  # characters
 
 def plain(name: object) -> str:
     """``name`` with control characters and lone surrogates escaped, cut at 120 characters."""
-    printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in str(name))
+    text = str(name)
+    if len(text) <= LONGEST and text.isprintable():
+        return text
+    printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text[: LONGEST + 1])
     return printable if len(printable) <= LONGEST else printable[: LONGEST - 3] + "..."
 
 

@@ -38,13 +38,17 @@ class StoredCheckpoint(Checkpoint, Protocol):
         """Role -> size in bytes."""
 
 
+class UnknownFormat(ArtifactError):
+    """A stored format no installed plugin offers."""
+
+
 def known_format(
     formats: Registry[WeightFormat], path: str, name: str, format_name: str, layout: str | None
 ) -> WeightFormat:
-    """The installed format; ArtifactError (row 24) when there is none, or when it does not go with ``layout``."""
+    """The installed format; UnknownFormat (row 24) when there is none, or when it does not go with ``layout``."""
     if format_name not in formats or (layout is not None and formats[format_name].layout != layout):
         with_layout = "" if layout is None else f" with layout {quoted(layout)}"
-        raise ArtifactError(f"{path}: {plain(name)}: format {quoted(format_name)}{with_layout} is not supported")
+        raise UnknownFormat(f"{path}: {plain(name)}: format {quoted(format_name)}{with_layout} is not supported")
     return formats[format_name]
 
 

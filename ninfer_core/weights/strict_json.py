@@ -15,6 +15,7 @@ from ninfer_core.errors import ArtifactError
 from .names import quoted
 
 MAX_NESTING = 64
+LEAST, MOST = -(1 << 63), (1 << 64) - 1  # integers that other readers keep exactly
 
 
 def parse_json(text: bytes, file: str) -> Any:
@@ -61,19 +62,21 @@ def parse_json(text: bytes, file: str) -> Any:
 
 
 def check_open_value(value: Any, file: str, where: str, depth: int) -> None:
-    """Bound the nesting of a member whose content is free, and refuse text that cannot be written as UTF-8."""
+    """Bound a member whose content is free: its nesting, its integers, and text that can be written as UTF-8."""
     pending = [(value, depth)]
     while pending:
         item, level = pending.pop()
-        if level > MAX_NESTING:
+        if level > MAX_NESTING and isinstance(item, (dict, list)):
             raise ArtifactError(f"{file}: directory is not valid JSON: {where} is nested deeper than {MAX_NESTING}")
         if isinstance(item, dict):
-            pending += [(child, level + 1) for child in item.values() if isinstance(child, (dict, list, str))]
+            pending += [(child, level + 1) for child in item.values()]
             pending += [(name, level) for name in item]
         elif isinstance(item, list):
-            pending += [(child, level + 1) for child in item if isinstance(child, (dict, list, str))]
+            pending += [(child, level + 1) for child in item]
         elif isinstance(item, str) and not is_utf8(item):
             raise ArtifactError(f"{file}: directory is not valid JSON: lone surrogate in {where}")
+        elif isinstance(item, int) and not LEAST <= item <= MOST:
+            raise ArtifactError(f"{file}: directory is not valid JSON: integer beyond 64 bits in {where}")
 
 
 def is_utf8(text: str) -> bool:

@@ -25,7 +25,7 @@ REPLIES = [
     {"match": "slow", "text": "</think>\n\n" + "la " * 400, "delay_ms": 20},
     {"match": "once", "text": " upon a time"},
     {"match": "escape", "text": "</think>\n\n\x1b]0;owned\x07done"},
-    {"match": "fault", "text": "</think>\n\nabcdefgh", "fail_at": 14},
+    {"match": "fault", "text": "</think>\n\nabcdefgh", "fail_at": 4},
 ]
 SCRIPT = {"name": "toy", "replies": REPLIES, "default": {"text": "Hm.\n</think>\n\nOne."}}
 
@@ -157,61 +157,49 @@ class Terminal:
         return self.seen
 
 
-@pytest.fixture
-def terminal(model):
-    started: list[Terminal] = []
-
-    def start(*argv: str) -> Terminal:
-        started.append(Terminal("run", model, *argv))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-        os.close(one.ours)
+@pytest.fixture(scope="module")
+def chat(model) -> Iterator[Terminal]:
+    """One chat for the tests below; each leaves it at its prompt."""
+    started = Terminal("run", model)
+    started.until("> ")
+    yield started
+    started.type("\x04")
+    status = started.process.wait(timeout=60)
+    os.close(started.ours)
+    assert status == 0, "the end of input ends a chat well"
 
 
-def test_a_chat_goes_on_until_the_end_of_input(terminal):
-    chat = terminal()
-    chat.until("> ")
+def test_a_chat_answers_turn_after_turn_with_the_reasoning_dimmed_above(chat):
     chat.type("hello\n")
-    # reasoning is dimmed and the answer stands below it
-    assert "\x1b[2mHm.\x1b[0m\r\n\r\nOne.\r\n" in chat.until("> ").replace("hello\r\n", "", 1)
+    assert "\x1b[2mHm.\x1b[0m\r\n\r\nOne.\r\n" in chat.until("\n> ")
     chat.type("the second\n")
-    assert "Two." in chat.until("\n> ")
-    chat.type("\x04")
-    assert chat.process.wait(timeout=60) == 0
+    assert "Two.\r\n" in chat.until("\n> ")
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(terminal):
-    chat = terminal()
-    chat.until("> ")
+def test_ctrl_c_stops_the_answer_and_not_the_chat(chat):
     chat.type("a slow one\n")
     chat.until("la la la")
     chat.process.send_signal(signal.SIGINT)
-    chat.until("[stopped]")
-    chat.until("\n> ")
+    chat.until("[stopped]\r\n> ")
     chat.type("the second\n")
-    assert "Two." in chat.until("\n> ")
+    assert "Two.\r\n" in chat.until("\n> ")
     chat.process.send_signal(signal.SIGINT)
-    chat.until("(Ctrl+D ends the chat)")
-    chat.type("\x04")
-    assert chat.process.wait(timeout=60) == 0
+    chat.until("(Ctrl+D ends the chat)\r\n> ")
 
 
-def test_ctrl_c_ends_a_single_generation(terminal):
-    one = terminal("a slow one")
+def test_a_model_cannot_drive_the_terminal(chat):
+    chat.type("escape\n")
+    shown = chat.until("done\r\n> ")
+    assert "\x1b]0;" not in shown
+    assert "\ufffd]0;owned\ufffddone" in shown
+
+
+def test_ctrl_c_ends_a_single_generation(model):
+    one = Terminal("run", model, "a slow one")
     one.until("la la la")
     one.process.send_signal(signal.SIGINT)
     assert one.process.wait(timeout=60) == 130
-
-
-def test_a_model_cannot_drive_the_terminal(terminal):
-    one = terminal("escape")
-    shown = one.until("done")
-    assert "\x1b]0;" not in shown
-    assert "\ufffd]0;owned\ufffddone" in shown
+    os.close(one.ours)
 
 
 class Out(io.StringIO):

@@ -4,14 +4,24 @@ import pytest
 import torch
 
 from ninfer_kernels import activation
+from ninfer_kernels.activation import routes
 
-SHAPES = [(0, 8), (1, 1536), (7, 33), (65, 128)]
+SHAPES = [(0, 8), (1, 1536), (7, 33), (64, 5), (65, 128)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def route(request, monkeypatch):
+    """Both routes: the compiled one, and the one that serves where numba is missing."""
+    if request.param == "torch":
+        monkeypatch.setattr(routes, "_compiled", lambda: None)
+    else:
+        assert routes._compiled() is not None
 
 
 @pytest.mark.parametrize(("T", "inner"), SHAPES, ids=[f"T{t}-I{i}" for t, i in SHAPES])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
-def test_swiglu_equals_its_reference(T, inner, dtype):
+def test_swiglu_equals_its_reference(T, inner, dtype, route):
     gate_up = (torch.randn(T, 2 * inner, generator=torch.Generator().manual_seed(T)) * 4).to(dtype)
     kept = gate_up.clone()
     out = activation.swiglu(gate_up)
@@ -24,3 +34,18 @@ def test_swiglu_equals_its_reference(T, inner, dtype):
 def test_the_first_half_is_the_gate(swiglu):
     out = swiglu(torch.tensor([[0.0, 100.0, -100.0, 5.0, 2.0, 3.0]]))
     torch.testing.assert_close(out, torch.tensor([[0.0, 200.0, 0.0]]))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 60.0, 1e4, 3e38], ids=str)
+def test_the_gate_is_right_at_every_size(scale, route):
+    g = torch.cat((torch.linspace(-1, 1, 1001), torch.tensor([0.0, -0.0]))) * scale
+    out = activation.swiglu(torch.cat((g, torch.ones_like(g)))[None])[0]
+    expected = (g.double() * torch.sigmoid(g.double())).float()
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-30)
+
+
+def test_nan_and_infinity_go_through(route):
+    gate_up = torch.tensor([[float("nan"), 1.0, float("inf"), 1.0, float("nan"), 1.0]])
+    out = activation.swiglu(gate_up)[0]
+    assert out.isnan().tolist() == [True, True, False]
+    assert out[2] == float("inf")

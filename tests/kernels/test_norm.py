@@ -4,14 +4,24 @@ import pytest
 import torch
 
 from ninfer_kernels import norm
+from ninfer_kernels.norm import routes
 
-SHAPES = [(1, 64), (1, 576), (7, 100), (63, 96), (500, 33)]
+SHAPES = [(1, 64), (1, 576), (7, 100), (64, 96), (65, 96), (500, 33)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def route(request, monkeypatch):
+    """Both routes: the compiled one, and the one that serves where numba is missing."""
+    if request.param == "torch":
+        monkeypatch.setattr(routes, "_compiled", lambda: None)
+    else:
+        assert routes._compiled() is not None
 
 
 @pytest.mark.parametrize(("T", "H"), SHAPES, ids=[f"T{t}-H{h}" for t, h in SHAPES])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
-def test_rms_norm_equals_its_reference(T, H, dtype):
+def test_rms_norm_equals_its_reference(T, H, dtype, route):
     g = torch.Generator().manual_seed(T)
     x = (torch.randn(T, H, generator=g) * 30).to(dtype)
     weight = torch.randn(H, generator=g)
@@ -34,6 +44,12 @@ def test_a_zero_row_stays_zero_and_rows_do_not_touch(rms_norm):
     out = rms_norm(x, torch.ones(48), 1e-6)
     assert not out[1].any()
     torch.testing.assert_close(out[2:], rms_norm(x[2:], torch.ones(48), 1e-6))
+
+
+def test_a_row_has_the_same_bits_in_any_company():
+    x, weight = torch.randn(64, 576), torch.randn(576)
+    every = norm.rms_norm(x, weight, 1e-5)
+    assert torch.equal(norm.rms_norm(x[5:6], weight, 1e-5), every[5:6])
 
 
 def test_no_rows_give_no_rows():

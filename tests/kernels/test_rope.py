@@ -6,15 +6,24 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ninfer_kernels import rope
-from ninfer_kernels.rope import frequencies
+from ninfer_kernels.rope import frequencies, routes
 
-SHAPES = [(0, 2, 8), (1, 12, 64), (7, 3, 6), (63, 5, 128), (130, 1, 2)]
+SHAPES = [(0, 2, 8), (1, 12, 64), (7, 3, 6), (64, 5, 128), (65, 5, 20), (130, 1, 2)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def route(request, monkeypatch):
+    """Both routes: the compiled one, and the one that serves where numba is missing."""
+    if request.param == "torch":
+        monkeypatch.setattr(routes, "_compiled", lambda: None)
+    else:
+        assert routes._compiled() is not None
 
 
 @pytest.mark.parametrize(("T", "H", "D"), SHAPES, ids=[f"T{t}-H{h}-D{d}" for t, h, d in SHAPES])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
-def test_rotate_equals_its_reference_on_a_view_of_a_stack(T, H, D, dtype):
+def test_rotate_equals_its_reference_on_a_view_of_a_stack(T, H, D, dtype, route):
     stack = torch.randn(T, (H + 2) * D, generator=torch.Generator().manual_seed(T)).to(dtype)
     x = stack.view(T, H + 2, D)[:, :H]
     kept = stack.clone()

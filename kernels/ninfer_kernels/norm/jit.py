@@ -9,7 +9,7 @@ from numba import carray, types  # type: ignore[attr-defined]
 
 from ninfer_kernels.compiled import cfunc
 
-FLOATS = types.CPointer(types.float32)
+FLOATS = types.CPointer(types.float32)  # type: ignore[no-untyped-call]
 # sums may be reordered and fused; NaN and infinity keep their meaning
 FLAGS = {"reassoc", "contract", "nsz"}
 
@@ -17,8 +17,8 @@ FLAGS = {"reassoc", "contract", "nsz"}
 @cfunc(types.void(FLOATS, FLOATS, FLOATS, types.int64, types.int64, types.float64), fastmath=FLAGS)
 def rms_norm(x, weight, out, rows, width, eps):  # type: ignore[no-untyped-def]
     """``reference.rms_norm``; x and out: [rows, width] fp32, contiguous."""
-    x_RH, out_RH = carray(x, (rows, width)), carray(out, (rows, width))  # type: ignore[call-arg]
-    w_H = carray(weight, (width,))  # type: ignore[call-arg]
+    x_RH, out_RH = carray(x, (rows, width)), carray(out, (rows, width))
+    w_H = carray(weight, (width,))
     for r in range(rows):
         total = np.float32(0)
         for h in range(width):

@@ -46,13 +46,13 @@ class Stored:
         """The tokens at (page, offset), one by one: [L, G, D] fp32, as decoded. pages, offsets: [L] int64."""
         taken = tuple(plane[pages, :, offsets] for plane in self.planes)
         rows = self.decode(tuple(part.reshape(-1, part.shape[-1]) for part in taken))
-        return rows.view(pages.numel(), self.heads, -1)
+        return rows.view(pages.numel(), self.heads, rows.shape[-1])
 
 
 @dataclass(slots=True)
 class Rows:
     """The rows of one step: row ``b`` has the step's tokens ``starts[b]:starts[b+1]``, the first at position
-    ``frontiers[b]``, and sees its own positions through ``page_table[b]``. What is derived is made once, at first use."""
+    ``frontiers[b]``, and sees its positions through ``page_table[b]``. What is derived is made once, at first use."""
 
     starts: tuple[int, ...]  # [B+1]
     frontiers: tuple[int, ...]  # [B]

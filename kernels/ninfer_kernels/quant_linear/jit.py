@@ -1,7 +1,7 @@
 """Native functions made at run time with llvmlite, and the few words of vector code they are written in.
 
-Instructions are laid down by hand because a compiler's own vectorization of packed codes was several times slower.
-Compiling takes 30 to 100 ms a function (the formats of 256 values up to 700 ms), in memory: there is no cache to go stale.
+Instructions are laid down by hand: numba's vectorization of the same loops measured ten times slower. Compiling takes
+30 to 100 ms a function (formats of 256 values up to 700 ms), in memory: there is no cache to go stale.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def i64(value: int) -> ir.Constant:
     return ir.Constant(I64, value)
 
 
-def loop(b: ir.IRBuilder, count: ir.Value, init: Sequence[ir.Value], body: Callable[[ir.Value, Values], Values]) -> Values:
+def loop(
+    b: ir.IRBuilder, count: ir.Value, init: Sequence[ir.Value], body: Callable[[ir.Value, Values], Values]
+) -> Values:
     """``for i in range(count): state = body(i, state)``; gives the last state. ``count`` is i64 and may be zero."""
     before, head = b.block, b.append_basic_block("head")
     inside, after = b.append_basic_block("body"), b.append_basic_block("after")
@@ -68,7 +70,9 @@ def splat(b: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
     """A scalar in every lane."""
     vector = ir.VectorType(scalar.type, LANES)
     first = b.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
-    return b.shuffle_vector(first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+    return b.shuffle_vector(
+        first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, LANES), [0] * LANES)
+    )
 
 
 def fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
@@ -87,7 +91,9 @@ def total(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
         width //= 2
         undefined = ir.Constant(vector.type, ir.Undefined)
         low, high = (
-            b.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(I32, width), list(range(start, start + width))))
+            b.shuffle_vector(
+                vector, undefined, ir.Constant(ir.VectorType(I32, width), list(range(start, start + width)))
+            )
             for start in (0, width)
         )
         vector = b.fadd(low, high)
@@ -96,7 +102,7 @@ def total(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
 
 @functools.cache
 def machine() -> llvm.TargetMachine:
-    """The host's code generator; Unsupported on a processor without half-precision conversion and fused multiply-add."""
+    """The host's code generator; Unsupported on a processor without fp16 conversion and fused multiply-add."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()

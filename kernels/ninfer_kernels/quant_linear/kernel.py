@@ -1,9 +1,9 @@
 """The native kernels over block matrices: decode, a few activation rows, many activation rows.
 
 Every kernel is ``void f(int64_t *arguments)`` run by several threads at once; they take chunks of output rows from one
-atomic counter, so a thread that was held up takes fewer. The last two kernels form each product in one order, an
-accumulator of eight lanes walked along K and then folded, whatever the number of rows: a token's result does not depend on
-what it was batched with, nor on whether it was prefilled or decoded.
+atomic counter, so a thread that was held up takes fewer. Both products are formed in one order whatever the number of
+activation rows, an accumulator of eight lanes walked along K and then folded: a token's result does not depend on what
+it was batched with, nor on whether it was prefilled or decoded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+from collections.abc import Callable
 
 from llvmlite import ir
 
@@ -86,8 +87,8 @@ class Frame:
         """The counter's next value, no other thread's."""
         return self.b.atomic_rmw("add", at(self.b, self.arguments, int(slot), I64), i64(1), "monotonic")
 
-    def each_chunk(self, body) -> None:  # type: ignore[no-untyped-def]
-        """``body(first block's address, first output row, rows)`` for every chunk this thread gets; ends the function."""
+    def each_chunk(self, body: Callable[[ir.Value, ir.Value, ir.Value], None]) -> None:
+        """``body(address of the first block, first output row, rows)`` for each chunk taken; ends the function."""
         b = self.b
         head, inside, after = (b.append_basic_block(name) for name in ("next", "chunk", "done"))
         count = self[Arg.CHUNK_COUNT]
@@ -117,7 +118,7 @@ class Frame:
         loop(b, b.mul(rows, self.row_blocks), [], one)
 
 
-def row_groups(b: ir.IRBuilder, rows: ir.Value, size: int, body) -> None:  # type: ignore[no-untyped-def]
+def row_groups(b: ir.IRBuilder, rows: ir.Value, size: int, body: Callable[[ir.Value, int], None]) -> None:
     """``body(first, size)`` over whole groups, then ``body(first, 1)`` over the rest."""
     whole = b.udiv(rows, i64(size))
 
@@ -176,9 +177,7 @@ def few(format: str, tokens: int) -> Native:
                 b.store(total(b, acc[r * tokens + t]), at(b, f.y, place, F32), align=4)
 
     def chunk(data: ir.Value, row: ir.Value, rows: ir.Value) -> None:
-        row_groups(
-            b, rows, size, lambda first, r: dot(at(b, data, b.mul(first, f.row_bytes)), b.add(row, first), r)
-        )
+        row_groups(b, rows, size, lambda first, r: dot(at(b, data, b.mul(first, f.row_bytes)), b.add(row, first), r))
 
     f.each_chunk(chunk)
     return Native(f.module, f"few_{format}_{tokens}")

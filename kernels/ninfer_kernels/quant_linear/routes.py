@@ -1,8 +1,8 @@
 """Matrices that stay in their stored blocks: decoding, and products with fp32 activations on the CPU.
 
-The native route multiplies by exactly the decoded weights and gives a row of activations the same bits whatever else is in
-the call. Where it cannot run, torch multiplies by the decoded matrix instead: the same result to rounding, four bytes a
-weight.
+The native route multiplies by exactly the decoded weights and gives a row of activations the same bits whatever else
+is in the call. Where it cannot run, torch multiplies by the decoded matrix instead: the same result to rounding, at
+four bytes a weight.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ def decode(format: str, data: Tensor, rows: int, columns: int) -> Tensor:
     size = chunk_rows(columns)
     table = (ctypes.c_int64 * (3 * -(-rows // size)))()
     for i, first in enumerate(range(0, rows, size)):
-        table[3 * i : 3 * i + 3] = data.data_ptr() + first * step, first, min(size, rows - first)
+        table[3 * i : 3 * i + 3] = [data.data_ptr() + first * step, first, min(size, rows - first)]
     chunks = len(table) // 3
     kernel.decode(format).together(
-        kernel.slots(y=out.data_ptr(), chunks=ctypes.addressof(table), count=chunks, blocks=columns // kernel.values(format)),
+        kernel.slots(
+            y=out.data_ptr(), chunks=ctypes.addressof(table), count=chunks, blocks=columns // kernel.values(format)
+        ),
         min(torch.get_num_threads(), chunks),
     )
     return out

@@ -1,7 +1,7 @@
 """How each block format becomes fp32 lanes, as LLVM instructions (``spec/artifact.md`` §11.5).
 
-``UNPACK[format](b, block)`` yields the values of the block at address ``block``, eight at a time in order. Products of a
-scale and a code are exact in fp32 (at most 24 bits), so one fused multiply-add rounds exactly where the definition does.
+``UNPACK[format](b, block)`` yields the values of the block at address ``block``, eight at a time in order. Products of
+a scale and a code are exact in fp32 (24 bits at most), so one fused multiply-add rounds just where the definition does.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ def q4_k(b: ir.IRBuilder, block: ir.Value) -> Iterator[ir.Value]:
 def q6_k(b: ir.IRBuilder, block: ir.Value) -> Iterator[ir.Value]:
     d = half(b, at(b, block, 208))
     for unit in range(32):
-        n, t, l = unit // 16, unit // 4 % 4, unit % 4 * LANES
+        n, t, start = unit // 16, unit // 4 % 4, unit % 4 * LANES
         stored = b.sext(load(b, I8, at(b, block, 192 + unit // 2)), I32)
         step = splat(b, b.fmul(d, b.sitofp(stored, F32)))
-        both = codes(b, block, 64 * n + 32 * (t & 1) + l)
+        both = codes(b, block, 64 * n + 32 * (t & 1) + start)
         low = b.lshr(both, every(INTS, 4)) if t >> 1 else b.and_(both, every(INTS, 15))
-        high = b.and_(b.lshr(codes(b, block, 128 + 32 * n + l), every(INTS, 2 * t)), every(INTS, 3))
+        high = b.and_(b.lshr(codes(b, block, 128 + 32 * n + start), every(INTS, 2 * t)), every(INTS, 3))
         code = b.sub(b.or_(low, b.shl(high, every(INTS, 4))), every(INTS, 32))
         yield b.fmul(floats(b, code), step)
 

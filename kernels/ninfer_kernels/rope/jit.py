@@ -8,7 +8,7 @@ from numba import carray, types  # type: ignore[attr-defined]
 
 from ninfer_kernels.compiled import cfunc
 
-FLOATS = types.CPointer(types.float32)
+FLOATS = types.CPointer(types.float32)  # type: ignore[no-untyped-call]
 SIZE = types.int64
 
 
@@ -16,8 +16,8 @@ SIZE = types.int64
 def rotate(x, cos, sin, out, tokens, heads, dim, stride):  # type: ignore[no-untyped-def]
     """``reference.rotate``; x: ``tokens`` rows of [heads, dim], ``stride`` apart; out: [tokens, heads, dim]; fp32."""
     half = dim // 2
-    x_TS, out_THD = carray(x, (tokens, stride)), carray(out, (tokens, heads, dim))  # type: ignore[call-arg]
-    cos_TD, sin_TD = carray(cos, (tokens, dim)), carray(sin, (tokens, half))  # type: ignore[call-arg]
+    x_TS, out_THD = carray(x, (tokens, stride)), carray(out, (tokens, heads, dim))
+    cos_TD, sin_TD = carray(cos, (tokens, dim)), carray(sin, (tokens, half))
     for t in range(tokens):
         for h in range(heads):
             for i in range(half):

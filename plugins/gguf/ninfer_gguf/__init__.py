@@ -2,7 +2,7 @@
 
 import os
 
-from ninfer_core.api import Importer, Source, hookimpl
+from ninfer_core.api import Importer, Source, WeightFormat, hookimpl
 
 from .formats import FORMATS
 
@@ -29,10 +29,10 @@ def open_gguf(path: str) -> Source:
 
 
 @hookimpl
-def ninfer_importers():
+def ninfer_importers() -> list[Importer]:
     return [Importer(name="gguf", summary="GGUF files of llama.cpp", claims=claims, open=open_gguf)]
 
 
 @hookimpl
-def ninfer_weight_formats():
+def ninfer_weight_formats() -> tuple[WeightFormat, ...]:
     return FORMATS

@@ -35,7 +35,7 @@ def decode(block: str, tensor: EncodedTensor) -> Tensor:
 
 
 def take_rows(block: str, tensor: EncodedTensor, rows: Sequence[int]) -> EncodedTensor:
-    """The encoded rows in that order: a view for one run of rows, else a copy. IndexError for a row that is not there."""
+    """The encoded rows in that order: a view for one run of rows, else a copy. IndexError for a row that is missing."""
     from ninfer_kernels.quant_linear import row_bytes
 
     count, columns = tensor.shape

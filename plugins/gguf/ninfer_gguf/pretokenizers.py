@@ -1,7 +1,7 @@
 """What ``tokenizer.ggml.pre`` names: how a byte-level BPE model cuts text into words before merging.
 
-A GGUF file carries only the name; the patterns are facts of the models' own tokenizers. Patterns apply one after another,
-each to the pieces the previous ones left.
+A GGUF file carries only the name; the patterns are facts of the models' own tokenizers. Patterns apply one after
+another, each to the pieces the previous ones left.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
 def words(numbers: str, letters: str = r"\p{L}", not_symbols: str = r"\s\p{L}\p{N}") -> str:
     """The pattern of cl100k and its many relatives; ``numbers`` says how digits group."""
-    return (
-        rf"{ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?[^{not_symbols}]+[\r\n]*|{LINES_AND_SPACES}"
-    )
+    return rf"{ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?[^{not_symbols}]+[\r\n]*|{LINES_AND_SPACES}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +39,9 @@ def named(pre: PreTokenizer, *names: str) -> dict[str, PreTokenizer]:
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     **named(PreTokenizer(patterns=(PUNCTUATION, GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), "default"),
-    **named(PreTokenizer(patterns=(GPT2,)), "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"),
+    **named(
+        PreTokenizer(patterns=(GPT2,)), "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"
+    ),
     **named(
         PreTokenizer(patterns=(r"\p{N}", GPT2)),
         *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
@@ -61,14 +61,12 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     ),
     **named(
         PreTokenizer(
-            patterns=(
-                rf"{CASED_1}{ANY_CASE}?|{CASED_2}{ANY_CASE}?|\p{{N}}{{1,3}}|{SYMBOLS}|{LINES_AND_SPACES}",
-            )
+            patterns=(rf"{CASED_1}{ANY_CASE}?|{CASED_2}{ANY_CASE}?|\p{{N}}{{1,3}}|{SYMBOLS}|{LINES_AND_SPACES}",)
         ),
         *("gpt-4o", "llama4"),
     ),
     **named(
-        PreTokenizer(patterns=(PUNCTUATION.replace("]+", "`]+"), GPT2, r"[0-9][0-9][0-9]")),
+        PreTokenizer(patterns=(r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")),
         "falcon",
     ),
     **named(

@@ -116,7 +116,9 @@ class Parser:
             metadata[key] = self.value(self.scalar("<I"))
         if metadata.get("split.count", 1) not in (0, 1):
             self.fail(f"one of {metadata['split.count']} split files; join them first (llama-gguf-split --merge)")
-        return GGUF(path=self.path, metadata=metadata, tensors=self.directory(metadata, tensor_count), mapping=self.mapping)
+        return GGUF(
+            path=self.path, metadata=metadata, tensors=self.directory(metadata, tensor_count), mapping=self.mapping
+        )
 
     def header(self) -> tuple[int, int]:
         magic, version = self.mapping[self.take(4) : self.at], self.scalar("<I")
@@ -152,11 +154,11 @@ class Parser:
             self.fail(f"{self.what} is an array of value type {kind}, which cannot be read")
         dtype = np.dtype("bool" if kind == 7 else SCALARS[kind])
         start = self.take(count * dtype.itemsize)
-        return np.frombuffer(self.mapping, dtype, count, start).tolist()
+        return list(np.frombuffer(self.mapping, dtype, count, start).tolist())
 
     def directory(self, metadata: Mapping[str, Any], count: int) -> dict[str, TensorEntry]:
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
             self.fail(f"general.alignment is {alignment!r}; a power of two is expected")
         entries = []
         for index in range(count):
@@ -169,7 +171,9 @@ class Parser:
                 self.fail(f"tensor {entry.name!r} occurs twice")
             begin = base + entry.offset
             if begin + entry.size > self.size:
-                self.fail(f"truncated: tensor {entry.name!r} ends at byte {begin + entry.size}, the file at {self.size}")
+                self.fail(
+                    f"truncated: tensor {entry.name!r} ends at byte {begin + entry.size}, the file at {self.size}"
+                )
             tensors[entry.name] = TensorEntry(
                 name=entry.name, format=entry.format, shape=entry.shape, offset=begin, size=entry.size
             )

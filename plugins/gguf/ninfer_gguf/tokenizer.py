@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -38,21 +38,22 @@ class Vocabulary:
         self.merges: list[str] = self.table("merges", str, optional=True)
         if len(self.types) != len(self.tokens) or len(self.scores) not in (0, len(self.tokens)):
             self.fail(
-                f"{len(self.tokens)} tokens, {len(self.types)} token types and {len(self.scores)} scores do not belong together"
+                f"{len(self.tokens)} tokens, {len(self.types)} token types and {len(self.scores)} scores "
+                "do not belong together"
             )
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             twice = next(token for index, token in enumerate(self.tokens) if self.ids[token] != index)
             self.fail(f"token {twice!r} occurs twice")
 
-    def fail(self, message: str) -> Any:
+    def fail(self, message: str) -> NoReturn:
         raise ArtifactError(f"{self.path}: {message}")
 
     def table(self, name: str, kind: type, optional: bool = False) -> list[Any]:
-        items = self.metadata.get(PREFIX + name, [] if optional else None)
+        items: Any = self.metadata.get(PREFIX + name, [] if optional else None)
         if not isinstance(items, list) or not all(type(item) is kind for item in items):
             self.fail(f"{PREFIX}{name} is missing or not an array of {kind.__name__}")
-        return items
+        return list(items)
 
     def id_of(self, role: str) -> int | None:
         """The id under ``tokenizer.ggml.<role>_token_id``."""
@@ -68,7 +69,7 @@ class Vocabulary:
         return None if index is None else self.tokens[index]
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.metadata.get(PREFIX + name, default)
+        value: bool = self.metadata.get(PREFIX + name, default)
         if not isinstance(value, bool):
             self.fail(f"{PREFIX}{name} is {value!r}; a truth value is expected")
         return value
@@ -143,7 +144,9 @@ def sentence_pieces(vocabulary: Vocabulary) -> tuple[Any, bool]:
     front = [normalizers.Prepend(SPACE)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*front, normalizers.Replace(" ", SPACE)])
     back = [decoders.Strip(" ", 1, 0)] if prefix else []
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *back])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *back]
+    )
     return tokenizer, True
 
 
@@ -165,10 +168,10 @@ def add_control_tokens(tokenizer: Any, vocabulary: Vocabulary) -> None:
     """Control and user-defined tokens are found in the text before it is cut; only control tokens are special."""
     from tokenizers import AddedToken
 
-    special = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
+    special: dict[int, bool] = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
     added = [
         AddedToken(token, normalized=False, special=special[kind])
-        for token, kind in zip(vocabulary.tokens, map(int, vocabulary.types), strict=True)
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
         if kind in special and token
     ]
     tokenizer.add_special_tokens([token for token in added if token.special])

@@ -124,7 +124,7 @@ def _refuse_bias(wire: list[Any] | dict[str, Any] | None) -> None:
             raise invalid_value(f"logit_bias[{at}]", pair, "a pair of a token and its bias")
         token, bias = pair
         if isinstance(bias, bool) or bias != 0:
-            text = f"Logits are not biased; token {quoted(token)} has a bias of {quoted(bias)}."
+            text = f"No 'logit_bias' is applied; token {quoted(token)} has a bias of {quoted(bias)}."
             raise not_supported("logit_bias", text)
 
 

@@ -47,7 +47,9 @@ def _sampling(body: ChatBody) -> None:
         raise not_supported("repetition_penalty", text)
     for token, bias in (body.logit_bias or {}).items():
         if bias != 0:
-            raise not_supported("logit_bias", f"Logits are not biased; token {quoted(token)} has a bias of {bias:g}.")
+            raise not_supported(
+                "logit_bias", f"No 'logit_bias' is applied; token {quoted(token)} has a bias of {bias:g}."
+            )
     if body.logprobs:
         raise not_supported("logprobs", "Log probabilities are not reported; leave 'logprobs' out or send false.")
     if body.top_logprobs:

@@ -189,7 +189,7 @@ def one_token(text: str, tokenizer: ScriptedTokenizer, place: str) -> int:
 
 def explain(message: str) -> str:
     """msgspec's message; an unknown key also says which are known."""
-    found = re.fullmatch(r"Object contains unknown field `(.*)`(?: - at `(.*)`)?", message, re.DOTALL)
+    found = re.fullmatch(r"Object contains unknown field `(.*?)`(?: - at `(\$.*)`)?", message, re.DOTALL)
     if not found:
         return " ".join(message.split())
     key, place = found[1], found[2] or "$"

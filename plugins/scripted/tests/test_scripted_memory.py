@@ -7,6 +7,8 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ninfer_core.testing import Rig, SimpleCache
@@ -74,17 +76,16 @@ def test_the_scripted_logit_is_20_and_the_others_0() -> None:
 def test_a_page_of_another_sequence_shows_as_wrong_text(page: int) -> None:
     one = script()
     rig = bench(one)
-    said(rig, one, 0, begin(rig, one), 350)
-    said(rig, one, 1, begin(rig, one, 1, "another a"), 350)
+    first = begin(rig, one, 0, "a" * 340)
+    begin(rig, one, 1, "b" * 340)
     rig.pages[0][page] = rig.pages[1][page]
-    texts = said(rig, one, 0, ord("x"), 12)
-    assert "[wrong page]" in texts
+    assert "[wrong page]" in said(rig, one, 0, first, 8)
 
 
 def test_a_page_used_by_two_sequences_shows_in_both_or_the_first() -> None:
     one = script()
     rig = bench(one)
-    said(rig, one, 0, begin(rig, one), 200)
+    begin(rig, one, 0, "a" * 200)
     rig.pages[1][0] = rig.pages[0][0]
     said(rig, one, 1, begin(rig, one, 1, "another a"), 3)
     assert "[wrong page]" in said(rig, one, 0, ord("x"), 8)
@@ -210,10 +211,26 @@ def test_drafts_split_the_reply_into_the_rounds_the_script_asks_for() -> None:
         rounds.append(one.tokenizer.spell(draft.tokens).decode("utf-8", "replace"))
         at = len(ledger) - len(prompt(one))
         ledger += list(b"abcdefghij"[at : at + right + 1])
-    assert rounds == ["bc~", "~", "efg~", "ij~"]
+    assert rounds == ["bc~", "~", "fgh~", "j<|im_end|>~"]
     assert source.propose(handle, ledger, 0) is None
     cut = source.propose(handle, [*prompt(one), *b"abc"], 1)
     assert cut is None or len(cut.tokens) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(rounds=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=12))
+def test_any_split_into_rounds_gives_the_same_text(rounds: list[tuple[int, int]]) -> None:
+    one = script(text=TEXT)
+    rig = bench(one)
+    out = [begin(rig, one)]
+    for right, wrong in rounds:
+        drafts = [*TEXT.encode()[len(out) : len(out) + right], *b"~~~"[:wrong]]
+        columns = [int(row.argmax()) for row in rig.feed({0: [out[-1], *drafts]}, provisional=True)[0]]
+        accepted = next((i for i, draft in enumerate(drafts) if columns[i] != draft), len(drafts))
+        rig.fold({0: accepted + 1})
+        out += columns[: accepted + 1]
+    assert one.tokenizer.spell(out) == TEXT.encode()[: len(out)]
+    assert len(out) == 1 + sum(right + 1 for right, _ in rounds)
 
 
 def test_a_script_without_drafts_has_no_drafter() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hypothesis
 import msgspec
 import pytest
 import tokenizers
@@ -10,7 +11,16 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from ninfer_core.api import PromptFormat, ReasoningSyntax
 from ninfer_core.text.tokenizer import HFTokenizer
 
-CORPUS = ["the cat sat on the mat", "import os\n\nprint('hello')\n", "naïve café 東京 🙂", "<|im_start|> im_end think </think>"] * 20
+# a busy machine must not fail a property for being slow
+hypothesis.settings.register_profile("text", deadline=None)
+hypothesis.settings.load_profile("text")
+
+CORPUS = [
+    "the cat sat on the mat",
+    "import os\n\nprint('hello')\n",
+    "naïve café 東京 🙂",
+    "<|im_start|> im_end think </think>",
+] * 20
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>"]
 VISIBLE = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
@@ -23,7 +33,7 @@ QWEN_TEMPLATE = """\
 {%- set content = body(message.content) | trim %}
 {%- if message.role in ('system', 'user', 'tool') %}
 {{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.role == 'tool' %}{{ '<tool_response>\\n' + content + '\\n</tool_response>' }}{% else %}{{ content }}{% endif %}
+{{- '<tool_response>\\n' + content + '\\n</tool_response>' if message.role == 'tool' else content }}
 {{- '<|im_end|>\\n' }}
 {%- elif message.role == 'assistant' %}
 {%- set thought = '' %}
@@ -47,7 +57,8 @@ QWEN_TEMPLATE = """\
 {%- if note is defined %}{{ 'note: ' + note + '\\n' }}{% endif %}
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n' }}
-{%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% else %}{{ '<think>\\n' }}{% endif %}
+{%- set off = enable_thinking is defined and not enable_thinking %}
+{{- '<think>\\n\\n</think>\\n\\n' if off else '<think>\\n' }}
 {%- endif %}
 """
 
@@ -64,7 +75,9 @@ def byte_level_json() -> bytes:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens([tokenizers.AddedToken(word, special=False, normalized=False) for word in VISIBLE])
@@ -73,12 +86,22 @@ def byte_level_json() -> bytes:
 
 def sentencepiece_json(*, scheme: str | None = "first") -> bytes:
     """A Llama-like document: ``<s>`` and ``</s>`` in the vocabulary, byte fallback, ``▁`` for spaces."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *"▁abcdehilnost<>/_.", "▁h", "▁he", "ll", "▁hell"]
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        *"▁abcdehilnost<>/_.",
+        "▁h",
+        "▁he",
+        "ll",
+        "▁hell",
+    ]
     merges = [["▁", "h"], ["▁h", "e"], ["l", "l"], ["▁he", "ll"]]
     document = {
         "version": "1.0",
         "added_tokens": [
-            {"id": i, "content": word, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+            {"id": i, "content": word, "special": True, "normalized": False}
             for i, word in enumerate(words[:3])
         ],
         "normalizer": None,

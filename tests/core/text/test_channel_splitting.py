@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +71,7 @@ alphabet = st.sampled_from(["<think>", "</think>", "</", "think>", "\n", " ", "a
 def test_any_cut_of_any_markup_splits_alike(parts, places, in_reasoning):
     text = "".join(parts)
     bounds = [0, *sorted(min(place, len(text)) for place in places), len(text)]
-    cut = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    cut = [text[a:b] for a, b in pairwise(bounds)]
     assert run(cut, in_reasoning=in_reasoning) == run(list(text), in_reasoning=in_reasoning)
 
 

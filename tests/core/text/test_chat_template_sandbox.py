@@ -13,36 +13,30 @@ HELLO = (Message(role="user", content=(Part(text="hello"),), place="messages[0]"
 
 def template(source: str) -> ChatTemplate:
     spellings = Spellings(["<|end|>", "<think>"])
-    return ChatTemplate(source, spellings=spellings, variables={"bos_token": "<|end|>"}, now=lambda: datetime(2031, 2, 3))
+    return ChatTemplate(
+        source, spellings=spellings, variables={"bos_token": "<|end|>"}, now=lambda: datetime(2031, 2, 3)
+    )
 
 
 def render(source: str, messages=HELLO, **client: object) -> str:
     return template(source).render(messages, settings={}, client=client).text
 
 
+GROW = "{% set n = namespace(s='x') %}{% for i in range(60) %}"
 HOSTILE = {
     "string-product": "{{ 'x' * 1000000000 }}",
     "list-product": "{% set l = [0] * 1000000000 %}",
-    "doubling": "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "doubling-tilde": "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "doubling-set-block": (
-        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set b %}{{ n.s }}{{ n.s }}{% endset %}"
-        "{% set n.s = b %}{% endfor %}"
-    ),
+    "doubling": GROW + "{% set n.s = n.s + n.s %}{% endfor %}",
+    "doubling-tilde": GROW + "{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "doubling-set-block": (GROW + "{% set b %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s = b %}{% endfor %}"),
     "doubling-list": "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "doubling-join": "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = [n.s, n.s] | join %}{% endfor %}",
-    "doubling-method-join": (
-        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = ''.join([n.s, n.s]) %}{% endfor %}"
-    ),
-    "doubling-replace": (
-        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s | replace('x', 'xx') %}{% endfor %}"
-    ),
-    "doubling-format": (
-        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = '{0}{0}'.format(n.s) %}{% endfor %}"
-    ),
-    "doubling-percent": "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = '%s%s' % (n.s, n.s) %}{% endfor %}",
+    "doubling-join": GROW + "{% set n.s = [n.s,n.s]|join %}{% endfor %}",
+    "doubling-method-join": (GROW + "{% set n.s = ''.join([n.s, n.s]) %}{% endfor %}"),
+    "doubling-replace": (GROW + "{% set n.s = n.s | replace('x', 'xx') %}{% endfor %}"),
+    "doubling-format": (GROW + "{% set n.s = '{0}{0}'.format(n.s) %}{% endfor %}"),
+    "doubling-percent": GROW + "{% set n.s = '%s%s'%(n.s,n.s) %}{% endfor %}",
     "squaring": "{% set n = namespace(i=9) %}{% for i in range(60) %}{% set n.i = n.i * n.i %}{% endfor %}",
-    "power": "{{ 10 ** 10 ** 10 }}",
+    "power": "{{ 10 ** (10 ** 10) }}",
     "percent-width": "{{ '%1000000000d' % 1 }}",
     "percent-star": "{{ '%*d' % (1000000000, 1) }}",
     "format-width": "{{ '{:>1000000000}'.format('') }}",
@@ -61,7 +55,10 @@ HOSTILE = {
     "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "long-output": "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
     "nested-loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
-    "loop-in-macro": "{% macro m() %}{% for j in range(100000) %}{% endfor %}{% endmacro %}{% for i in range(100000) %}{{ m() }}{% endfor %}",
+    "loop-in-macro": (
+        "{% macro m() %}{% for j in range(100000) %}{% endfor %}{% endmacro %}"
+        "{% for i in range(9999) %}{{ m() }}{% endfor %}"
+    ),
     "class-walk": "{{ ''.__class__.__mro__ }}{{ messages.__class__.__base__.__subclasses__() }}",
     "mutation": "{{ messages.append(1) }}",
     "attribute-of-format": "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
@@ -129,10 +126,11 @@ def test_a_template_that_does_not_compile_names_the_line(source, line):
 
 
 @pytest.mark.parametrize(
-    "source", ["{% if x %}" * 3000 + "{% endif %}" * 3000, "{% for a in x %}" * 30 + "{% endfor %}" * 30, "{{" + "(" * 3000]
+    "source",
+    ["{% if x %}" * 3000 + "{% endif %}" * 3000, "{% for a in x %}" * 30 + "{% endfor %}" * 30, "{{" + "(" * 3000],
 )
 def test_a_template_nested_beyond_python_is_refused_in_one_line(source):
-    with pytest.raises(StartupError, match="^chat template"):
+    with pytest.raises(StartupError, match=r"^chat template"):
         template(source)
 
 

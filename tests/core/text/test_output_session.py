@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +34,13 @@ class Pieces:
 
 
 def session(
-    tokenizer: Pieces, stops: Sequence[str] = (), *, in_reasoning: bool = True, limit: int = 10_000, raw: bool = False, eos: bool = True
+    tokenizer: Pieces,
+    stops: Sequence[str] = (),
+    *,
+    in_reasoning: bool = True,
+    limit: int = 10_000,
+    raw: bool = False,
+    eos: bool = True,
 ) -> OutputSession:
     return OutputSession(
         tokenizer,
@@ -70,7 +77,7 @@ def facts(output: OutputSession) -> tuple[object, ...]:
 
 def cut(items: Sequence[object], places: Sequence[int]) -> list[Sequence[object]]:
     bounds = [0, *sorted(min(place, len(items)) for place in places), len(items)]
-    return [items[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [items[a:b] for a, b in pairwise(bounds)]
 
 
 fragments = st.sampled_from(["</think>", "\n", " ", "stop", "st", "op", "é", "😀", "abc", "`", "<", "</thi", "\n\nQ"])
@@ -120,7 +127,13 @@ def test_a_preview_changes_nothing(before, other, after, stops):
     if plain.finish is None:
         was = (curious.reasoning, curious.content, list(curious.token_ids), curious.remaining, curious.in_reasoning)
         assert curious.preview(tokens(other)).deltas == curious.preview(tokens(other)).deltas
-        assert was == (curious.reasoning, curious.content, list(curious.token_ids), curious.remaining, curious.in_reasoning)
+        assert was == (
+            curious.reasoning,
+            curious.content,
+            list(curious.token_ids),
+            curious.remaining,
+            curious.in_reasoning,
+        )
         for output in (plain, curious):
             output.commit(output.preview(tokens(after)))
     assert (facts(plain), plain.flush()) == (facts(curious), curious.flush())

@@ -9,7 +9,9 @@ SPELLINGS = Spellings(["<think>", "</think>", "<|im_end|>", "<|im_start|>", "ab"
 MARKS = Marks(SPELLINGS, MARK)
 
 client = st.lists(
-    st.sampled_from(["<think>", "</think>", "<|im_end|>", "<", "|im_", "end|>", "think>", "ab", "a", "[X", "]", " ", "\n", "é"]),
+    st.sampled_from(
+        ["<think>", "</think>", "<|im_end|>", "<", "|im_", "end|>", "think>", "ab", "a", "[X", "]", " ", "\n", "é"]
+    ),
     max_size=8,
 ).map("".join)
 
@@ -52,7 +54,11 @@ def test_a_marked_string_reads_like_the_plain_one(text, i, j):
         assert marked.removeprefix(part) == text.removeprefix(part)
         assert marked.removesuffix(part) == text.removesuffix(part)
         assert (marked.startswith(part), marked.endswith(part)) == (text.startswith(part), text.endswith(part))
-        assert (marked.find(part), marked.rfind(part), marked.count(part)) == (text.find(part), text.rfind(part), text.count(part))
+        assert (marked.find(part), marked.rfind(part), marked.count(part)) == (
+            text.find(part),
+            text.rfind(part),
+            text.count(part),
+        )
     assert (marked.strip(), marked.lstrip(), marked.rstrip()) == (text.strip(), text.lstrip(), text.rstrip())
     assert (marked.split(), marked.splitlines()) == (text.split(), text.splitlines())
     assert (marked.upper(), marked.title()) == (text.upper(), text.title())
@@ -67,12 +73,12 @@ OPERATIONS = [
     lambda t: t.replace(" ", "ab"[:0]),
     lambda t: "".join(t.split(" ")),
     lambda t: "".join(t.split()),
-    lambda t: "".join(t),
+    "".join,
     lambda t: t.upper().lower(),
     lambda t: t + t,
     lambda t: t * 2,
     lambda t: t.partition("\n")[0] + t.partition("\n")[2],
-    lambda t: "%s%s" % (t, t),
+    lambda t: "%s-%s" % (t, t),  # noqa: UP031
     lambda t: f"{t}{t}",
 ]
 
@@ -93,17 +99,18 @@ def test_a_templates_own_spellings_stay_whole_beside_a_clients():
     assert controls(raw(text.strip().removeprefix("<|im_start|>"))) == ["<|im_end|>"]
 
 
-
 def test_the_longest_spelling_wins_where_several_begin():
     assert [*SPELLINGS.split("xababa")] == [("x", False), ("aba", True), ("ba", False)]
 
 
-def test_an_ordinary_string_stays_an_ordinary_string():
-    assert type(MARKS.text("hello > world [x]")) is str
+def test_a_client_cannot_have_a_template_join_what_it_kept_apart():
+    for text, operation in (("<|im_\rend|>", lambda t: t.replace("\r", "")), ("<THINK>", lambda t: t.lower())):
+        joined = MARKS.read("".join(["<|im_start|>", raw(MARKS.text(text))]))
+        assert controls(raw(operation(joined))) in ([], ["<|im_start|>"])
 
 
 def test_a_mark_is_a_character_the_input_does_not_have():
-    noncharacters = [chr(c) for c in (*range(0xFDD0, 0xFDF0), *(p + 0xFFFE + i for p in range(0, 0x110000, 0x10000) for i in (0, 1)))]
+    noncharacters = [chr(c) for c in range(0xFDD0, 0xFDF0)]
     assert free_characters(["\ufdd0"], 2) == ["\ufdd1", "\ufdd2"]
     (private,) = free_characters(["".join(noncharacters)], 1)
     assert private == "\U000f0000"
@@ -114,4 +121,4 @@ def test_a_thousand_control_tokens_are_found_as_well_as_one(count):
     spellings = Spellings(f"<unused{i}>" for i in range(count))
     text = "x<unused0>" * 1000 + "<unused"
     assert [piece for piece, is_control in spellings.split(text) if is_control] == ["<unused0>"] * 1000
-    assert len(spellings.places(text)) == 1001
+    assert len(spellings.places(text)) == 1002

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ words = st.text(alphabet="ab", min_size=1, max_size=4)
 @given(st.lists(words, max_size=4), st.text(alphabet="abc", max_size=30), st.lists(st.integers(0, 30), max_size=8))
 def test_every_cut_gives_what_the_definition_gives(stops, text, places):
     bounds = [0, *sorted(min(place, len(text)) for place in places), len(text)]
-    chunks = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    chunks = [text[a:b] for a, b in pairwise(bounds)]
     assert run(stops, chunks) == by_definition(stops, text)
 
 

@@ -17,7 +17,7 @@ values = st.recursive(
 @given(values, st.sampled_from([None, 0, 2, "\t"]), st.booleans(), st.booleans())
 def test_the_text_is_that_of_the_standard_library(value, indent, ensure_ascii, sort_keys):
     expected = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
-    assert to_json(value, indent=indent, ensure_ascii=ensure_ascii, sort_keys=sort_keys).lower() == expected.lower()
+    assert to_json(value, indent=indent, ensure_ascii=ensure_ascii, sort_keys=sort_keys) == expected
 
 
 def test_members_keep_their_order_and_characters_their_form():

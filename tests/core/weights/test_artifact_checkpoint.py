@@ -261,7 +261,7 @@ def test_writing_into_a_tensor_never_reaches_the_file(make):
 
 
 def test_a_large_directory_opens_in_seconds(tmp_path: Path, formats):
-    count = 60_000
+    count = 20_000
     record = {"kind": "tensor", "shape": [1], "format": "fp32", "layout": "contiguous_le_v1", "bytes": 4}
     root = {
         "components": {"text": {"config": CONFIG}},

@@ -121,7 +121,9 @@ def test_words_at_an_odd_address_are_read():
 
 def test_descriptors_are_free_of_torch():
     code = (
-        "import sys\nfrom ninfer_core.weights import formats, huggingface\nfrom ninfer_core.cli import convert, inspect\n"
+        "import sys\n"
+        "from ninfer_core.weights import formats, huggingface\n"
+        "from ninfer_core.cli import convert, inspect\n"
         "assert not {'torch', 'numpy', 'safetensors', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

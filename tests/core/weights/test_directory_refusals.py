@@ -171,6 +171,11 @@ RECORDS: list[tuple[str, Edit, str]] = [
         "directory is not valid JSON: metadata is nested deeper than 64",
     ),
     (
+        "integer beyond 64 bits",
+        put("provenance", {"x": [1 << 64]}),
+        "directory is not valid JSON: integer beyond 64 bits in provenance",
+    ),
+    (
         "surrogate in a config",
         put("components.text.config", {"x": ["\udfff"]}),
         'directory is not valid JSON: lone surrogate in component "text" config',
