@@ -173,6 +173,10 @@ SMOLLM2 = {
 }
 
 
+# "What is the capital of France?" in the chat template
+QUESTION = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+
+
 def smollm2_oracle(path: str) -> LlamaForCausalLM:
     """transformers' own reading of the GGUF file, in fp32; ``from_pretrained`` would ask for accelerate on top."""
     config = LlamaConfig(**SMOLLM2)
@@ -188,10 +192,17 @@ def smollm2_oracle(path: str) -> LlamaForCausalLM:
 
 def test_smollm2_from_gguf_decodes_like_transformers(one_thread):
     path = demo_model()
-    # "What is the capital of France?" in the chat template
-    ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
     rig = load(path, plugins=("llama", "gguf"))
-    got = greedy(rig, ids, 64)
+    got = greedy(rig, QUESTION, 64)
     model = smollm2_oracle(path)
-    assert got == greedy_oracle(model, ids, 64)
-    torch.testing.assert_close(rig.feed({1: ids})[1], expected_logits(model, ids), rtol=0, atol=1e-3)
+    assert got == greedy_oracle(model, QUESTION, 64)
+    torch.testing.assert_close(rig.feed({1: QUESTION})[1], expected_logits(model, QUESTION), rtol=0, atol=TOLERANCE)
+
+
+def test_smollm2_on_packed_weights_equals_the_reference(one_thread):
+    exact, packed = (load(demo_model(), reference=reference, plugins=("llama", "gguf")) for reference in (True, False))
+    expected = exact.feed({0: QUESTION})[0]
+    many = packed.feed({0: QUESTION})[0]
+    few = torch.cat([packed.feed({1: QUESTION[:7]})[1], *(packed.feed({1: [token]})[1] for token in QUESTION[7:])])
+    for got in (many, few):
+        torch.testing.assert_close(got, expected, rtol=0, atol=10 * TOLERANCE)
