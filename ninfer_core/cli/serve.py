@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO, cast
 
 from ninfer_core import logs, options
+from ninfer_core.demo import resolve
 
 from .main import guarded
 
@@ -37,13 +38,7 @@ def run(argv: Sequence[str]) -> int:
         progress.stage("loading torch")
         from ninfer_core.engine.load import load_engine
 
-        if found:
-            model = found[0]
-        else:
-            from ninfer_core.demo import demo_model
-
-            model = demo_model()
-        return load_engine(model, values, plugins, progress)
+        return load_engine(resolve(found[0] if found else None), values, plugins, progress)
 
     return serve(values, plugins, load)
 

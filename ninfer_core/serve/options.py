@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ninfer_core.api.options import Option, integer, text
 
-NOT_HERE = ("run",)
+NOT_HERE = ("run", "bench")
 
 
 def names(value: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ FEW_ROWS = 64
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """``reference.swiglu``, contiguous; in bf16 and fp16 the gate is rounded once more before the product."""
-    few = gate_up.dim() == 2 and len(gate_up) <= FEW_ROWS and gate_up.dtype is torch.float32
+    few = gate_up.dim() == 2 and gate_up.shape[0] <= FEW_ROWS and gate_up.dtype is torch.float32
     if few and gate_up.is_cpu and gate_up.is_contiguous() and (compiled := _compiled()):
         rows, width = gate_up.shape
         out = torch.empty(rows, width // 2)

@@ -18,9 +18,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``reference.rms_norm``; x: [..., H] fp32, fp16 or bf16; weight: [H] fp32."""
     if x.dtype is not weight.dtype:
         return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
-    if x.dim() == 2 and len(x) <= FEW_ROWS and x.is_cpu and x.is_contiguous() and (compiled := _compiled()):
-        out = torch.empty_like(x)
-        compiled(x.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), x.shape[1], eps)
+    rows, width = x.shape[0], x.shape[-1]
+    if x.dim() == 2 and rows <= FEW_ROWS and x.is_cpu and x.is_contiguous() and (compiled := _compiled()):
+        out = torch.empty(rows, width)
+        compiled(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, eps)
         return out
     return F.rms_norm(x, weight.shape, weight, eps)
 

@@ -45,7 +45,7 @@ class LlamaModel:
             x = layer.finish(x, layer.attention(x, angles, cache, step))
         wanted = step.logit_index
         attended = self.layers[-1].attention(x, angles, cache, step)
-        if not len(wanted):
+        if not wanted.shape[0]:
             return StepOutput(logits=torch.empty(0, self.head.rows, device=x.device))
         x = self.layers[-1].finish(x.index_select(0, wanted), attended.index_select(0, wanted))
         return StepOutput(logits=self.head(self.rms_norm(x, self.final_norm, self.eps)).float())
@@ -81,9 +81,9 @@ class Layer:
         qkv = self.query_key_value(self.rms_norm(x, self.input_norm, self.eps))
         qkv = qkv.view(-1, H + 2 * G, self.head_dim)
         # queries and keys are neighbours in the stack and rotate together
-        q, k = torch.split(self.rotate(qkv[:, : H + G], *angles), [H, G], dim=1)
-        cache.store(self.index, k, qkv[:, H + G :], step)
-        return cache.attend(self.index, q, step, self.scale).reshape(len(x), H * self.head_dim)
+        rotated = self.rotate(qkv[:, : H + G], *angles)
+        cache.store(self.index, rotated[:, H:], qkv[:, H + G :], step)
+        return cache.attend(self.index, rotated[:, :H], step, self.scale).reshape(x.shape[0], H * self.head_dim)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention's projection and the MLP to the residual ``x``, in place."""

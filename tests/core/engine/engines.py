@@ -21,6 +21,7 @@ from ninfer_core.plugins import Plugins
 from ninfer_core.sampling.params import resolve
 from ninfer_core.testing import compose
 
+SEEDED = SamplingRequest(seed=1)
 PLUGINS = ("scripted", "kv_bf16", "kv_int8", "spec_ngram")
 
 
@@ -65,7 +66,7 @@ class Driver:
         prompt: str,
         *,
         max_tokens: int | None = None,
-        sampling: SamplingRequest = SamplingRequest(seed=1),
+        sampling: SamplingRequest = SEEDED,
         stops: tuple[str, ...] = (),
         patience: float = 1e9,
     ) -> LocalGeneration:

@@ -108,7 +108,8 @@ def test_chunks_pages_and_storages_change_nothing(tmp_path, dtype, chunk, prompt
 
 
 def test_streams_beside_each_other_equal_their_solo_runs(tmp_path):
-    prompts = [f"{word} {'z' * (37 * i)}" for i, word in enumerate(["long", "hi", "even", "long", "even", "a", "b", "even"])]
+    words = ["long", "hi", "even", "long", "even", "a", "b", "even"]
+    prompts = [f"{word} {'z' * (37 * i)}" for i, word in enumerate(words)]
     ask = [SamplingRequest(seed=i, temperature=1.0) for i in range(8)]
     solo = []
     for prompt, sampling in zip(prompts, ask, strict=True):
@@ -279,7 +280,9 @@ def test_capacity_is_refused_beyond_lanes_and_queue(tmp_path):
         for generation in held:
             async with generation:
                 pass
-        while engine.capacity.held:
+        for _ in range(500):
+            if not engine.capacity.held:
+                break
             await asyncio.sleep(0.01)
         result = await answer(engine, chat("hi"))
         engine.stop()
