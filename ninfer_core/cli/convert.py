@@ -42,11 +42,12 @@ OPTIONS = (
 
 def run(argv: Sequence[str]) -> int:
     """Convert, showing progress on stderr and the result on stdout. Stopped early, it leaves no file."""
-    from ninfer_core import options
+    from ninfer_core import demo, options
 
     plugins = options.compose(argv)
     words, values = options.parse(argv, plugins, "convert", own=OPTIONS, usage=USAGE)
     source, out = options.exactly(words, "convert", "SOURCE", "OUT.ninfer")
+    source = demo.resolve(source)
     from ninfer_core.weights.checkpoint import open_stored, warnings_of
     from ninfer_core.weights.conversion import new_artifact
     from ninfer_core.weights.writer import check_targets, write_artifact

@@ -18,11 +18,12 @@ WIDEST = 100  # characters of a value in a table
 
 def run(argv: Sequence[str]) -> int:
     """Print the report and return 0, also for a model that would not load; ArtifactError for an unreadable file."""
-    from ninfer_core import options
+    from ninfer_core import demo, options
 
     plugins = options.compose(argv)
     words, values = options.parse(argv, plugins, "inspect", own=OPTIONS, usage=USAGE)
     (path,) = options.exactly(words, "inspect", "MODEL")
+    path = demo.resolve(path)
     import msgspec
 
     from ninfer_core.weights.inspection import inspect_model

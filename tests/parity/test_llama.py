@@ -149,9 +149,9 @@ def test_shards_and_older_config_spelling_read_the_same(tmp_path):
     assert torch.equal(load(tmp_path / "old").feed({0: ids})[0], load(tmp_path / "new").feed({0: ids})[0])
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Products of one row gain nothing from a second thread, and lose much where the cores are shared."""
+    """Products this small gain nothing from a second thread, and lose much where the cores are shared."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -190,7 +190,7 @@ def smollm2_oracle(path: str) -> LlamaForCausalLM:
     return model.float()
 
 
-def test_smollm2_from_gguf_decodes_like_transformers(one_thread):
+def test_smollm2_from_gguf_decodes_like_transformers():
     path = demo_model()
     rig = load(path, plugins=("llama", "gguf"))
     got = greedy(rig, QUESTION, 64)
@@ -199,7 +199,7 @@ def test_smollm2_from_gguf_decodes_like_transformers(one_thread):
     torch.testing.assert_close(rig.feed({1: QUESTION})[1], expected_logits(model, QUESTION), rtol=0, atol=TOLERANCE)
 
 
-def test_smollm2_on_packed_weights_equals_the_reference(one_thread):
+def test_smollm2_on_packed_weights_equals_the_reference():
     exact, packed = (load(demo_model(), reference=reference, plugins=("llama", "gguf")) for reference in (True, False))
     expected = exact.feed({0: QUESTION})[0]
     many = packed.feed({0: QUESTION})[0]

@@ -7,13 +7,12 @@ Instructions are laid down by hand: numba's vectorization of the same loops meas
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Sequence
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
-from ninfer_kernels.openmp import run_together
+from ninfer_kernels.native import Code
+from ninfer_kernels.team import run_together
 
 PTR = ir.PointerType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -22,10 +21,6 @@ LANES = 8
 VEC = ir.VectorType(F32, LANES)
 
 Values = list[ir.Value]
-
-
-class Unsupported(RuntimeError):
-    """This processor or installation cannot run the native route; the message says why."""
 
 
 def i64(value: int) -> ir.Constant:
@@ -100,41 +95,16 @@ def total(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     return b.extract_element(vector, ir.Constant(I32, 0))
 
 
-@functools.cache
-def machine() -> llvm.TargetMachine:
-    """The host's code generator; Unsupported on a processor without fp16 conversion and fused multiply-add."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features()
-    triple = llvm.get_process_triple()
-    if triple.startswith("x86_64") and not all(features.get(name) for name in ("avx2", "fma", "f16c")):
-        raise Unsupported("the processor lacks AVX2, FMA or F16C")
-    if not triple.startswith(("x86_64", "aarch64", "arm64")):
-        raise Unsupported(f"no native route for {triple}")
-    target = llvm.Target.from_triple(triple)
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, reloc="pic", codemodel="default", jit=True
-    )
-
-
 class Native:
     """A compiled ``void name(int64_t *arguments)``; the code lives as long as this object."""
 
     def __init__(self, module: ir.Module, name: str) -> None:
-        host = machine()
-        module.triple = host.triple
-        module.data_layout = str(host.target_data)
-        parsed = llvm.parse_assembly(str(module))
-        parsed.verify()
-        passes = llvm.create_pass_builder(host, llvm.create_pipeline_tuning_options(speed_level=2))
-        passes.getModulePassManager().run(parsed, passes)
-        self._engine = llvm.create_mcjit_compiler(parsed, host)
-        self._engine.finalize_object()
-        self._address = self._engine.get_function_address(name)
+        self._code = Code(str(module))
+        self._address = self._code.address(name)
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
 
     def together(self, arguments: ctypes.Array[ctypes.c_int64], threads: int) -> None:
-        """Run on ``threads`` threads at once, each with the same arguments; returns when all have."""
+        """Run on up to ``threads`` threads at once, each with the same arguments; returns when the work is done."""
         where = ctypes.addressof(arguments)
         if threads == 1 or not run_together(self._address, where, threads):
             self._alone(where)

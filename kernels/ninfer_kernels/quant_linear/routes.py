@@ -38,7 +38,7 @@ class Matrix:
 def why_not_native() -> str | None:
     """None when the native route works here, else the reason in a few words."""
     try:
-        from .jit import machine
+        from ninfer_kernels.native import machine
 
         machine()
     except Exception as error:  # an absent or broken llvmlite, an unsupported processor
