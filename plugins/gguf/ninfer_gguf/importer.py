@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ def open_source(path: str) -> Source:
     if not isinstance(architecture, str):
         raise ArtifactError(f"{path}: general.architecture is missing; a GGUF model file names its architecture")
     config: dict[str, Any] = {key: value for key, value in file.metadata.items() if key not in TABLES}
-    name = file.metadata.get("general.name")
     return Source(
         kind="gguf",
         path=path,
@@ -29,7 +29,8 @@ def open_source(path: str) -> Source:
         config=config,
         tensors={entry.name: source_tensor(file, entry) for entry in file.tensors.values()},
         resources=resources(path, file.metadata),
-        name=name if isinstance(name, str) and name else None,
+        # general.name is a training run's title; the file's name is what people call the model
+        name=Path(path).stem,
     )
 
 
