@@ -1,7 +1,7 @@
 """NInfer beside llama.cpp: same file, same threads, one after the other in turns. Appends to ``rows/llama_cpp.jsonl``.
 
-llama.cpp is the prebuilt CPU library of the npm package ``node-llama-cpp``, installed below ``bench/node_modules`` on the
-first run. Without npm only NInfer is measured.
+llama.cpp is the prebuilt CPU library of the npm package ``node-llama-cpp``, installed below ``bench/node_modules`` on
+the first run. Without npm only NInfer is measured.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ product of 30 microseconds then takes 15 milliseconds. Here the caller starts at
 and the call ends when the work is done and those who joined have left.
 
 A function run this way takes its work from a counter in its argument until none is left, so any number of threads will
-do. After a call a helper waits spinning, then asleep on a futex. It spins longer as long as that brings it into calls, and
-as little as possible once it was too late although it spun: then other processes want its core.
+do. After a call helpers wait spinning for some tens of microseconds, the time between two products of a model, then
+sleep on a futex.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 from .native import Code, Unsupported
 
 MAX_HELPERS = 255
-SPINS = (200, 8000)  # fewest and most pauses before a helper sleeps: some 3 to 120 microseconds
+SPINS = 6000  # pauses before a helper sleeps: about 80 microseconds
 PATIENCE = 2000  # pauses before a caller that waits for a helper offers its core
 
 # words of the memory shared with helpers, int64 each, a cache line apart
@@ -96,9 +96,9 @@ class Team:
 def source() -> str:
     """``call``, ``help`` and ``dismiss`` in LLVM IR.
 
-    The gate holds the ticket of the current call in its high half; below it, whether helpers may still join (bit 16), how
-    many have joined (bits 8 to 15) and how many of them are still inside (bits 0 to 7). A helper touches a call's function
-    and argument only between joining and leaving, and a caller goes on only when none is inside.
+    The gate holds the ticket of the current call in its high half; below it, whether helpers may still join (bit 16),
+    how many have joined (bits 8 to 15) and how many of them are still inside (bits 0 to 7). A helper touches a call's
+    function and argument only between joining and leaving, and a caller goes on only when none is inside.
     """
     words = "\n".join(
         f"  %{name} = getelementptr i64, ptr %team, i64 {word}"
@@ -120,7 +120,6 @@ def source() -> str:
     return f"""
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
-declare i64 @llvm.umin.i64(i64, i64)
 declare {declared}
 
 define void @call(ptr %team, ptr %function, ptr %argument, i64 %helpers) {{
@@ -178,27 +177,20 @@ entry:
 {words}
   br label %watch
 watch:
-  %seen = phi i64 [ 0, %entry ], [ %seen, %idle ], [ %seen, %sleep ], [ %current, %missed ], [ %current, %join ]
-  %spins = phi i64 [ 0, %entry ], [ %spun, %idle ], [ 0, %sleep ], [ 0, %missed ], [ 0, %join ]
-  %limit = phi i64 [ {SPINS[0]}, %entry ], [ %limit, %idle ], [ %limit, %sleep ], [ %shorter, %missed ], [ %longer, %join ]
-  %was.asleep = phi i1 [ 0, %entry ], [ %was.asleep, %idle ], [ 1, %sleep ], [ 0, %missed ], [ 0, %join ]
-  %twice = shl i64 %limit, 1
-  %longer = call i64 @llvm.umin.i64(i64 %twice, i64 {SPINS[1]})
+  %seen = phi i64 [ 0, %entry ], [ %seen, %idle ], [ %seen, %sleep ], [ %current, %check ], [ %current, %join ]
+  %spins = phi i64 [ 0, %entry ], [ %spun, %idle ], [ 0, %sleep ], [ 0, %check ], [ 0, %join ]
   %current = load atomic i64, ptr %ticket acquire, align 8
   %unchanged = icmp eq i64 %current, %seen
   br i1 %unchanged, label %idle, label %look
 idle:
   {pause}
   %spun = add i64 %spins, 1
-  %awake = icmp slt i64 %spun, %limit
+  %awake = icmp slt i64 %spun, {SPINS}
   br i1 %awake, label %watch, label %sleep
 sleep:
   %before = atomicrmw add ptr %sleepers, i64 1 seq_cst
   %slept = {futex} {WAIT}, i64 %seen, ptr null)
   %after = atomicrmw sub ptr %sleepers, i64 1 seq_cst
-  br label %watch
-missed:
-  %shorter = select i1 %was.asleep, i64 %longer, i64 {SPINS[0]}
   br label %watch
 look:
   %stopping = load atomic i64, ptr %stop acquire, align 8
@@ -219,7 +211,7 @@ check:
   %has.room = icmp slt i64 %joined, %wanted
   %both = and i1 %is.current, %is.open
   %may.join = and i1 %both, %has.room
-  br i1 %may.join, label %try, label %missed
+  br i1 %may.join, label %try, label %watch
 try:
   %with.me = add i64 %seen.gate, 257
   %pair = cmpxchg ptr %gate, i64 %seen.gate, i64 %with.me acq_rel acquire

@@ -154,7 +154,7 @@ def test_tensors_are_the_ones_the_gguf_package_reads(tmp_path):
     path = write_model(tmp_path / "m.gguf")
     source = IMPORTER.open(path)
     expected = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    assert source.name == "tiny"
+    assert source.name == "m"
     assert list(source.tensors) == list(expected)
     for name, tensor in source.tensors.items():
         assert tensor.shape == tuple(int(n) for n in reversed(expected[name].shape))

@@ -104,7 +104,8 @@ def test_the_template_sees_the_special_tokens_and_the_preset_is_ours():
     )
     assert found.template == "{{ bos_token }}é"
     assert found.template_globals == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert found.preset == Preset(temperature=0.6, top_p=0.9)
+    assert found.preset == Preset(temperature=0.0)
+    assert read("<s>", config={"hidden_size": 2048}).preset == Preset(temperature=0.6, top_p=0.9)
     assert read("<s>").template is None
 
 
