@@ -49,6 +49,7 @@ from .jobs import (
     SamplingRequest,
     Started,
     Timings,
+    TokenLogprob,
     ToolCall,
 )
 from .kv import KVCodec, KVDtype, KVGeometry, Plane, RowCodec
@@ -131,6 +132,7 @@ __all__ = [
     "StartupError",
     "StatePart",
     "Timings",
+    "TokenLogprob",
     "Tokenizer",
     "ToolCall",
     "Unavailable",

@@ -66,8 +66,10 @@ class PromptFormat:
     thinks_by_default: bool = False
     thinking_variable: str | None = None  # the template variable that switches thinking: "enable_thinking"
     efforts: tuple[str, ...] = ()  # reasoning efforts the template accepts
+    early_close: str = ""  # written into reasoning whose token budget is spent, the close tag included
     preset: Preset = Preset()  # without thinking
     thinking_preset: Preset | None = None  # None: the same
+    post_thinking_preset: Preset | None = None  # of the answer after reasoning, on request; None: the same, cooler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

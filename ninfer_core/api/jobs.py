@@ -60,6 +60,7 @@ class _Job:
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
     want_progress: bool = False  # Progress events during prefill
+    logprobs: int | None = None  # None: none; N: each content token's log probability and its N likeliest rivals
     request_id: str = ""  # the transport's id, for the log
     protocol: str = ""  # "openai-chat", for the log
 
@@ -72,6 +73,8 @@ class ChatJob(_Job):
     thinking: bool | None = None  # None: the server's default, then the template's
     effort: str | None = None
     preserve_thinking: bool | None = None
+    thinking_budget: int | None = None  # tokens; None: the server's default
+    post_thinking: SamplingRequest | None = None  # a second sampler for the answer; its silent fields: the preset's
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prefill: bool = False  # the last message is an assistant turn to continue
 
@@ -117,6 +120,19 @@ class Timings:
         return out
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """One content token: natural-log probabilities of the distribution it was drawn from, before truncation.
+
+    ``logprob`` is -9999.0 for a token outside its position's 20 likeliest; ``top`` lists (token id, logprob), likeliest
+    first, masked tokens left out.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 FinishReason = Literal["stop_token", "stop_string", "output_limit", "context_capacity", "cancelled"]
 Channel = Literal["reasoning", "content"]
 
@@ -148,6 +164,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     timings: Timings
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the content tokens whose first byte this text publishes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +184,7 @@ class Result:
     seed: int
     prompt_ids: tuple[int, ...] = ()
     lane: int = 0  # the lane that ran it
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +193,7 @@ class Done:
 
     result: Result
     token_ids: tuple[int, ...] = ()  # committed since the previous event
+    logprobs: tuple[TokenLogprob, ...] = ()  # of content tokens no text was published for
 
 
 Event = Started | Progress | Delta | Done

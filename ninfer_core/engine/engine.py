@@ -20,15 +20,18 @@ from ninfer_core.api import (
     Preset,
     PromptFormat,
     RawJob,
+    SamplingRequest,
     Started,
     Unavailable,
 )
 from ninfer_core.engine.capacity import Capacity, CapacityUnit
 from ninfer_core.engine.generation import LocalGeneration
+from ninfer_core.engine.publisher import empty_result
 from ninfer_core.engine.request import OutputBudget, Request, output_budget
-from ninfer_core.engine.worker import Worker, _empty
+from ninfer_core.engine.thinking import ThinkingBudget, plan_budget
+from ninfer_core.engine.worker import Worker
 from ninfer_core.errors import QueueTimeout
-from ninfer_core.sampling.params import SamplingParams, resolve
+from ninfer_core.sampling.params import SamplingParams, post_thinking_by_default, resolve, resolve_post_thinking
 from ninfer_core.text.prompt import PreparedPrompt, PromptBuilder
 
 T = TypeVar("T")
@@ -44,6 +47,9 @@ class EngineLimits:
     pending_timeout_seconds: float
     pool_pages: int
     default_max_tokens: int | None
+    default_thinking_budget: int | None
+    guidance: tuple[int, ...]  # what closes reasoning whose budget is spent
+    lease_growth: bool
 
     @property
     def share_pages(self) -> int:
@@ -74,6 +80,7 @@ class LocalEngine:
         self._close = close
         self._ids = itertools.count(1)
         self.capacity = Capacity(limits.max_concurrency + limits.max_pending)
+        self.counting = Capacity(limits.max_concurrency + limits.max_pending)
         self._preparing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ninfer-prepare")
 
     # ------------------------------------------------------------------ life
@@ -114,7 +121,12 @@ class LocalEngine:
         return await self._prepare(lambda: self._prompts.render(job))
 
     async def count(self, job: ChatJob) -> int:
-        prepared = await self._prepare(lambda: self._prompts.chat(job))
+        unit = self.counting.acquire()
+        try:
+            prepared = await self._prepare(lambda: self._prompts.chat(job))
+        finally:
+            unit.done("engine")
+            unit.done("consumer")
         return len(prepared.ids)
 
     async def tokenize(self, content: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]:
@@ -185,6 +197,9 @@ class LocalEngine:
     ) -> Request:
         return Request(
             id=next(self._ids),
+            post_params=self._post_params(job, prepared, params),
+            budget=self._thinking_budget(job, prepared, budget),
+            logprobs=job.logprobs,
             prompt_ids=tuple(prepared.ids),
             tool_texts=prepared.tool_texts,
             reasoning=prepared.reasoning,
@@ -210,6 +225,26 @@ class LocalEngine:
         request = self._assemble(job, prepared, params, budget, time.monotonic() + 3600, None)
         self.worker.run_alone(request)
 
+    def _post_params(
+        self, job: ChatJob | RawJob, prepared: PreparedPrompt, params: SamplingParams
+    ) -> SamplingParams | None:
+        """The answer's sampler of a thinking request that has one of its own."""
+        asked = job.post_thinking if isinstance(job, ChatJob) else None
+        if prepared.reasoning is None or not prepared.thinking:
+            return None
+        if asked is None and not post_thinking_by_default(self._options):
+            return None
+        return resolve_post_thinking(asked or SamplingRequest(), self.format, self._options, params.seed)
+
+    def _thinking_budget(
+        self, job: ChatJob | RawJob, prepared: PreparedPrompt, output: OutputBudget
+    ) -> ThinkingBudget | None:
+        """The cap of a request that thinks; others have none, whatever they send."""
+        if not isinstance(job, ChatJob) or prepared.reasoning is None or not prepared.thinking:
+            return None
+        tokens = job.thinking_budget if job.thinking_budget is not None else self.limits.default_thinking_budget
+        return None if tokens is None else plan_budget(tokens, output.tokens, self.limits.guidance)
+
     def _preset(self, prepared: PreparedPrompt) -> Preset:
         thinking = self.format.thinking_preset
         return thinking if prepared.thinking and thinking is not None else self.format.preset
@@ -219,7 +254,7 @@ class LocalEngine:
             prompt=prompt,
             requested=job.max_tokens,
             max_context=self.limits.max_context,
-            share_pages=self.limits.share_pages,
+            share_pages=self.limits.pool_pages if self.limits.lease_growth else self.limits.share_pages,
             default=None if job.max_tokens_is_open else self.limits.default_max_tokens,
         )
 
@@ -229,7 +264,7 @@ def _answer_empty(request: Request) -> None:
     generation = request.generation
     assert generation is not None
     generation.deliver(Started(prompt_tokens=len(request.prompt_ids), reused_tokens=0))
-    generation.deliver(Done(result=_empty(request, "output_limit")))
+    generation.deliver(Done(result=empty_result(request, "output_limit")))
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -1,13 +1,17 @@
-"""A lane: one admitted request and everything it owns until it ends."""
+"""Lanes: the admitted requests and everything they own until they end."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ninfer_core.api import CopySource, Draft, Timings
+from ninfer_core.api import CopySource, Draft, DraftRequest, Timings, TokenLogprob
 from ninfer_core.engine.request import Request
-from ninfer_core.kv.pages import AddressSpace
+from ninfer_core.errors import InvariantError
+from ninfer_core.kv.pages import AddressSpace, PagePool, pages_for
+from ninfer_core.kv.state import StatePool
+from ninfer_core.sampling.params import SamplingParams
 from ninfer_core.text.output import OutputSession
 
 
@@ -23,6 +27,7 @@ class Lane:
     session: OutputSession
     drafting: list[tuple[CopySource, object]]  # proposers in order, each with this request's handle
     admitted: float  # monotonic seconds
+    params: SamplingParams  # of the next round; changes once when the answer has a sampler of its own
     ledger: list[int] = field(default_factory=list)
     frontier: int = 0
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens, for penalties
@@ -30,7 +35,13 @@ class Lane:
     last_token: float | None = None
     drafted: int = 0
     accepted: int = 0
+    skips: int = 0  # prefill units other staged lanes ran since this one's last
+    forced: tuple[int, ...] = ()  # tokens to insert before the next round
+    inserted: int = 0  # control tokens committed so far
+    lease_settled: bool = False  # the pool could not extend this lane: it ends where its pages do
     unpublished: list[int] = field(default_factory=list)  # committed tokens no event has carried yet
+    marks: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # records waiting for their text
+    records: list[TokenLogprob] = field(default_factory=list)  # records published
 
     @property
     def prompt_tokens(self) -> int:
@@ -42,11 +53,33 @@ class Lane:
 
     @property
     def decoding(self) -> bool:
-        return self.first_token is not None
+        return self.first_token is not None and not self.forced
+
+    @property
+    def remaining(self) -> int:
+        """Tokens the next round may commit: the output limit, and the thinking budget while it reasons."""
+        left = self.session.remaining
+        budget = self.request.budget
+        if budget is not None and budget.effective is not None and not self.inserted and self.session.in_reasoning:
+            left = min(left, max(budget.effective - self.session.reasoning_tokens, 1))
+        return left
+
+    @property
+    def budget_spent(self) -> bool:
+        """The thinking budget is reached and the reasoning still open, with no close tag under way."""
+        budget = self.request.budget
+        return (
+            budget is not None
+            and budget.effective is not None
+            and not self.inserted
+            and self.session.in_reasoning
+            and not self.session.closing
+            and self.session.reasoning_tokens >= budget.effective
+        )
 
     def propose(self) -> tuple[Draft, CopySource, object] | None:
         """The first proposal a source makes for the next round, cut so that its correction or bonus still fits."""
-        room = self.session.remaining - 1
+        room = self.remaining - 1
         if room < 1:
             return None
         for source, handle in self.drafting:
@@ -68,3 +101,118 @@ class Lane:
             draft_n_accepted=self.accepted,
             prompt_done_n=None if self.first_token is not None else self.frontier,
         )
+
+
+class LaneTable:
+    """The lanes with the pages and states they hold. A lane takes and gives back all its resources at once."""
+
+    def __init__(
+        self,
+        *,
+        count: int,
+        pool: PagePool,
+        states: StatePool,
+        sources: Sequence[CopySource],
+        open_session: Callable[[Request], OutputSession],
+        window: int | None,
+    ) -> None:
+        self.pool = pool
+        self.states = states
+        self._lanes: list[Lane | None] = [None] * count
+        self._sources = tuple(sources)
+        self._open_session = open_session
+        self._window = window  # --kv-lease-growth: output tokens reserved at a time; None: all of them at once
+
+    @property
+    def active(self) -> list[Lane]:
+        """By lane number."""
+        return [lane for lane in self._lanes if lane is not None]
+
+    @property
+    def staged(self) -> list[Lane]:
+        """Lanes whose prompt is not processed yet."""
+        return [lane for lane in self._lanes if lane is not None and lane.prefill_remaining]
+
+    @property
+    def decoding(self) -> list[Lane]:
+        return [lane for lane in self._lanes if lane is not None and lane.decoding]
+
+    @property
+    def forced(self) -> list[Lane]:
+        """Lanes with tokens to insert."""
+        return [lane for lane in self._lanes if lane is not None and lane.forced]
+
+    def __contains__(self, lane: Lane) -> bool:
+        return self._lanes[lane.index] is lane
+
+    def admit(self, request: Request, now: float) -> Lane | None:
+        """The lowest free lane with all the pages the request is entitled to, or None: nothing is held then."""
+        free = next((i for i, lane in enumerate(self._lanes) if lane is None), None)
+        if free is None:
+            return None
+        space = self.pool.open(self._first_lease(request))
+        if space is None:
+            if not self.active:
+                raise InvariantError(f"request {request.id} needs {request.entitlement} pages of an idle pool")
+            return None
+        facts = DraftRequest(request_id=request.id, prompt_ids=request.prompt_ids, tool_texts=request.tool_texts)
+        lane = Lane(
+            index=free,
+            request=request,
+            space=space,
+            state_slot=self.states.take(),
+            session=self._open_session(request),
+            drafting=[(source, source.begin(facts)) for source in self._sources],
+            admitted=now,
+            params=request.params,
+            ledger=list(request.prompt_ids),
+        )
+        self._lanes[free] = lane
+        return lane
+
+    def release(self, lane: Lane) -> None:
+        self._lanes[lane.index] = None
+        lane.space.close()
+        self.states.give_back(lane.state_slot)
+        for source, handle in lane.drafting:
+            source.finish(handle)
+
+    def grow_leases(self) -> list[Lane]:
+        """Extend every lane's pages for its next step (engine.md §5.3); the lanes that had to be cut short now.
+
+        A lane the pool cannot extend ends at the frontier its pages cover.
+        """
+        cut: list[Lane] = []
+        if self._window is None:
+            return cut
+        for lane in self.active:
+            if lane.prefill_remaining or lane.lease_settled:
+                continue
+            step = max(self._step_tokens(), len(lane.forced))
+            if lane.frontier + step <= lane.space.entitlement * 64:
+                continue
+            if not self._extend(lane, step):
+                lane.lease_settled = True
+                covered = lane.space.entitlement * 64
+                lane.session.lower_limit(len(lane.session.token_ids) + max(1, covered - lane.frontier))
+                cut.append(lane)
+        return cut
+
+    def _extend(self, lane: Lane, step: int) -> bool:
+        """One window more, or as much of it as there is; False when not even the next step is covered."""
+        assert self._window is not None
+        goal = min(lane.request.entitlement, pages_for(lane.frontier + max(self._window, step)))
+        wanted = goal - lane.space.entitlement
+        lane.space.grow(min(max(wanted, 0), self.pool.available))
+        reach = min(lane.frontier + step, lane.prompt_tokens + max(lane.request.limit - 1, 0))
+        return reach <= lane.space.entitlement * 64
+
+    def _first_lease(self, request: Request) -> int:
+        if self._window is None:
+            return request.entitlement
+        output = min(request.limit, max(self._window, self._step_tokens()))
+        return pages_for(len(request.prompt_ids) + max(output - 1, 0))
+
+    def _step_tokens(self) -> int:
+        """The most tokens a round may commit."""
+        return 1 + max((source.max_drafts for source in self._sources), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ from ninfer_core.api import (
 )
 from ninfer_core.api.nn import Model, Runtime
 from ninfer_core.engine.engine import EngineLimits, LocalEngine
+from ninfer_core.engine.lanes import LaneTable
 from ninfer_core.engine.program import Program
 from ninfer_core.engine.progress import Progress
 from ninfer_core.engine.request import Request
 from ninfer_core.engine.scheduler import Scheduler
+from ninfer_core.engine.stats import HostClock
+from ninfer_core.engine.thinking import close_guidance
 from ninfer_core.engine.worker import Worker
-from ninfer_core.kv.cache import KVCache
+from ninfer_core.kv.cache import KVCache, page_bytes
+from ninfer_core.kv.memory import free_bytes
 from ninfer_core.kv.pages import PAGE_TOKENS, PagePool, pages_for
 from ninfer_core.kv.state import StatePool
 from ninfer_core.nn.loader import CheckpointWeights
@@ -41,6 +46,7 @@ from ninfer_core.weights.checkpoint import checkpoint_facts, open_checkpoint
 
 log = structlog.get_logger()
 DEFAULT_CONTEXT = 8192
+LEASE_WINDOW = 4096  # output tokens
 
 
 def load_engine(model: str, values: OptionValues, plugins: Plugins, progress: Progress) -> LocalEngine:
@@ -62,17 +68,25 @@ def _compose(
     runtime = _runtime(family, checkpoint, values)
     dtype = _kv_dtype(values, plugins)
     format = family.prompt(checkpoint)
-    limits = _limits(values, runtime.max_context)
+    guidance = close_guidance(format, values["thinking_budget_message"])
+    limits = _limits(values, runtime.max_context, guidance)
     sources = _copy_sources(family, format, limits, values, plugins)
     progress.stage("loading weights")
     loader = CheckpointWeights(checkpoint, plugins.weight_formats, runtime, progress=progress.advance)
     built = family.build(checkpoint, loader, runtime)
     progress.stage("allocating the KV pool")
     geometry = family.kv_geometry(checkpoint.config)
+    if values["kv_capacity"] == "auto":
+        limits = _fill_memory(limits, page_bytes(geometry, dtype), values["kv_headroom_mib"], runtime.device)
     cache = KVCache(geometry, dtype, limits.pool_pages, runtime.device, runtime.reference)
     states = StatePool(family.state_layout(checkpoint.config), limits.max_concurrency, runtime.device)
     program = Program(
-        model=built, cache=cache, states=states, device=runtime.device, public_tokens=format.tokenizer.size
+        model=built,
+        cache=cache,
+        states=states,
+        device=runtime.device,
+        public_tokens=format.tokenizer.size,
+        clock=HostClock(),
     )
     engine = LocalEngine(
         info=_info(family, checkpoint, format, limits, values),
@@ -133,15 +147,20 @@ def _kv_dtype(values: OptionValues, plugins: Plugins) -> KVDtype:
     return default[0]
 
 
-def _limits(values: OptionValues, max_context: int) -> EngineLimits:
+def _limits(values: OptionValues, max_context: int, guidance: tuple[int, ...]) -> EngineLimits:
     needed = pages_for(max_context)
     asked = values["kv_capacity"]
-    pages = pages_for(asked) if asked is not None else needed
+    lanes = values["max_concurrency"]
+    if asked == "auto":
+        pages = max(needed, lanes)  # the least that works; memory decides what is added
+    elif "kv_headroom_mib" in values.given:
+        raise Refusal("--kv-headroom-mib has no effect without --kv-capacity auto")
+    else:
+        pages = pages_for(asked) if asked is not None else needed
     if pages < needed:
         raise Refusal(
             f"--kv-capacity {asked} is below --max-context {max_context}; one request could not fill its context"
         )
-    lanes = values["max_concurrency"]
     if pages < lanes:
         raise Refusal(
             f"--kv-capacity {pages * PAGE_TOKENS} is {pages} pages for {lanes} lanes; each needs at least one page of "
@@ -154,7 +173,22 @@ def _limits(values: OptionValues, max_context: int) -> EngineLimits:
         pending_timeout_seconds=values["pending_timeout_ms"] / 1e3,
         pool_pages=min(pages, lanes * needed),
         default_max_tokens=values["default_max_tokens"],
+        default_thinking_budget=values["default_thinking_budget"],
+        guidance=guidance,
+        lease_growth=values["kv_lease_growth"],
     )
+
+
+def _fill_memory(limits: EngineLimits, page: int, headroom_mib: int, device: torch.device) -> EngineLimits:
+    """``--kv-capacity auto``: as many pages as memory holds beside the headroom, up to what every lane can use."""
+    most = limits.max_concurrency * pages_for(limits.max_context)
+    free = free_bytes(device) - (headroom_mib << 20)
+    if free < limits.pool_pages * page:
+        raise Refusal(
+            f"--kv-capacity auto: {max(free, 0) >> 20} MiB are left beside {headroom_mib} MiB of headroom, and the "
+            f"least that works is {limits.pool_pages * page >> 20} MiB; lower --max-context or --kv-headroom-mib"
+        )
+    return replace(limits, pool_pages=min(most, free // page))
 
 
 def _copy_sources(
@@ -202,13 +236,24 @@ def _worker(
             raw=request.raw,
         )
 
-    return Worker(
-        program=program,
+    lanes = LaneTable(
+        count=limits.max_concurrency,
         pool=PagePool(limits.pool_pages),
-        scheduler=Scheduler(chunk=values["prefill_chunk"], rounds=values["decode_rounds_per_prefill"]),
-        lanes=limits.max_concurrency,
+        states=program.states,
         sources=sources,
         open_session=open_session,
+        window=max(LEASE_WINDOW, values["prefill_chunk"]) if limits.lease_growth else None,
+    )
+    scheduler = Scheduler(
+        chunk=values["prefill_chunk"],
+        rounds=values["decode_rounds_per_prefill"],
+        concurrent=values["concurrent_prefill"],
+    )
+    return Worker(
+        program=program,
+        lanes=lanes,
+        scheduler=scheduler,
+        recovers_invariants=values["recover_invariant_failures"],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ninfer_core.api import Option, choice, floating, integer, text
+from ninfer_core.sampling.params import sampler_fields
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -24,6 +25,16 @@ def chunk_tokens(value: str) -> int:
     if number % 64:
         raise ValueError(accepted)
     return number
+
+
+def kv_capacity(value: str) -> int | str:
+    """Tokens, or ``auto``."""
+    if value == "auto":
+        return value
+    try:
+        return integer(64, 1 << 30)(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
 
 
 _MACHINE = (
@@ -59,10 +70,24 @@ _MEMORY = (
     ),
     Option(
         flag="--kv-capacity",
-        metavar="N",
-        parse=integer(64, 1 << 30),
+        metavar="N|auto",
+        parse=kv_capacity,
         default_text="--max-context",
-        help="tokens the KV pool shared by all requests holds",
+        help="tokens the KV pool shared by all requests holds; auto takes the memory left, up to what lanes can use",
+    ),
+    Option(
+        flag="--kv-headroom-mib",
+        metavar="N",
+        parse=integer(0, 1 << 24),
+        default=1024,
+        aliases=("--vram-headroom-mib",),
+        help="memory in MiB that --kv-capacity auto leaves free after sizing the pool",
+    ),
+    Option(
+        flag="--kv-lease-growth",
+        default=False,
+        help="reserve the prompt and an output window of 4096 tokens (or --prefill-chunk when larger) instead of the "
+        "whole output limit, and extend it as a request runs; an answer the pool cannot extend ends as if at its limit",
     ),
     Option(
         flag="--kv-dtype",
@@ -110,6 +135,17 @@ _SCHEDULING = (
         default=0,
         default_text="0: --prefill-chunk / 64",
         help="decode rounds that run before each prefill chunk while others generate; fewer before a shorter one",
+    ),
+    Option(
+        flag="--concurrent-prefill",
+        default=False,
+        help="admit waiting requests to free lanes while others prefill; the shortest remaining prompt runs first, and "
+        "one passed over eight times runs next",
+    ),
+    Option(
+        flag="--recover-invariant-failures",
+        default=False,
+        help="let a broken internal invariant fail only the requests that were running, as running out of memory does",
     ),
 )
 
@@ -160,11 +196,58 @@ _OUTPUT = (
         default_text="fresh and random for each request",
         help="seed of requests that name none",
     ),
+    Option(
+        flag="--post-thinking",
+        default=False,
+        help="sample the answer of every thinking request apart from its reasoning",
+    ),
+    Option(
+        flag="--post-thinking-temperature",
+        metavar="F",
+        parse=floating(0, 2),
+        default_text="0.2",
+        help="temperature of the answer after reasoning; implies --post-thinking",
+    ),
+    Option(
+        flag="--post-thinking-top-p",
+        metavar="F",
+        parse=floating(0, 1),
+        default_text="the thinking preset",
+        help="top-p of the answer after reasoning; implies --post-thinking",
+    ),
+    Option(
+        flag="--post-thinking-top-k",
+        metavar="N",
+        parse=integer(0, 20),
+        default_text="the thinking preset",
+        help="top-k of the answer after reasoning; implies --post-thinking",
+    ),
+    Option(
+        flag="--post-thinking-sampler",
+        metavar="temp=F,top_p=F,top_k=N[,...]",
+        parse=sampler_fields,
+        default_text="the thinking preset, cooler",
+        help="the same overrides in one value, and min_p, presence and frequency; implies --post-thinking",
+    ),
     Option(flag="--greedy", default=False, help="take the most likely token always, whatever a request asks"),
 )
 
 _PROMPT = (
     Option(flag="--no-thinking", default=False, help="do not think unless a request asks for it"),
+    Option(
+        flag="--default-thinking-budget",
+        metavar="N",
+        parse=integer(1, 1 << 24),
+        default_text="no cap",
+        help="thinking tokens of a request that thinks and names no budget of its own",
+    ),
+    Option(
+        flag="--thinking-budget-message",
+        metavar="TEXT",
+        parse=text,
+        default_text="the model's own",
+        help="what is written into reasoning whose budget is spent; the close tag is appended when missing",
+    ),
     Option(
         flag="--preserve-thinking", default=False, help="keep the reasoning of closed turns in the prompt by default"
     ),

@@ -11,10 +11,11 @@ import torch
 from ninfer_core.api import CopySource, Draft
 from ninfer_core.api.nn import Cache, Model, Step
 from ninfer_core.engine.lanes import Lane
+from ninfer_core.engine.stats import WAIT, HostClock
 from ninfer_core.errors import InvariantError
 from ninfer_core.kv.pages import PAGE_TOKENS
 from ninfer_core.kv.state import StatePool
-from ninfer_core.sampling.sampler import Column, sample
+from ninfer_core.sampling.sampler import Column, Drawn, sample
 from ninfer_core.spec.verify import licensed
 from ninfer_kernels.sampling import DECODE, PREFILL
 
@@ -25,6 +26,7 @@ class Row:
 
     lane: Lane
     tokens: list[int]  # what may be committed; a trailing FAILED fails the request
+    drawn: list[Drawn] = field(default_factory=list)  # as sampled, one per column; ``tokens`` is a prefix
     draft: Draft | None = None
     source: CopySource | None = None
     handle: object = None
@@ -32,82 +34,104 @@ class Row:
 
 @dataclass(kw_only=True, slots=True)
 class Pending:
-    """A unit that ran: tokens and state, not yet real."""
+    """A unit that ran: tokens and state, not yet real. ``advanced``: rows whose frontier moves by what was processed,
+    the state having moved already (prefill, control); else it moves by what is kept."""
 
     step: Step
     rows: list[Row]
     records: Any = None
-    processed: list[int] = field(default_factory=list)  # prompt tokens per row, for a prefill unit
+    advanced: list[int] | None = None
 
 
 class Program:
     """The model with its cache and states. Called by the engine thread only.
 
-    A prefill unit advances cache and state in place; a decode unit writes the cache past the frontier, leaves the state
-    alone and becomes real with ``commit``.
+    A prefill or control unit advances cache and state in place; a decode unit writes the cache past the frontier,
+    leaves
+    the state alone and becomes real with ``commit``.
     """
 
     def __init__(
-        self, *, model: Model, cache: Cache, states: StatePool, device: torch.device, public_tokens: int
+        self,
+        *,
+        model: Model,
+        cache: Cache,
+        states: StatePool,
+        device: torch.device,
+        public_tokens: int,
+        clock: HostClock,
     ) -> None:
         self.model = model
         self.cache = cache
         self.states = states
         self.device = device
         self.public_tokens = public_tokens
+        self.clock = clock
 
     @torch.inference_mode()
     def prefill(self, lane: Lane, count: int) -> Pending:
         """Process the next ``count`` prompt tokens of a lane; the unit that ends the prompt draws the first token."""
         end = lane.frontier + count
         last = end == lane.prompt_tokens
-        lane.space.cover(end)
-        step = self._step([lane], [lane.ledger[lane.frontier : end]], wanted=[1 if last else 0], provisional=False)
-        out = self.model.forward(step, self.cache, self.states.parts)
-        tokens: list[int] = []
-        if last:
-            tokens = sample(out.logits, [self._column(lane, lane.prompt_tokens, PREFILL)], self.public_tokens)
-        return Pending(step=step, rows=[Row(lane=lane, tokens=tokens)], processed=[count])
+        with self.clock.phase("program_submit"):
+            lane.space.cover(end)
+            fed = [lane.ledger[lane.frontier : end]]
+            step = self._step([lane], fed, wanted=[1 if last else 0], provisional=False)
+        columns = [_column(lane, lane.prompt_tokens, PREFILL)] if last else []
+        drawn, _ = self._run(step, columns)
+        row = Row(lane=lane, tokens=[one.token for one in drawn], drawn=drawn)
+        return Pending(step=step, rows=[row], advanced=[count])
 
     @torch.inference_mode()
     def decode(self, lanes: Sequence[Lane]) -> Pending:
-        """One round over every decoding lane: each feeds its last token and its drafts and draws one token a column."""
-        rows, fed = [], []
-        for lane in lanes:
-            proposal = lane.propose()
-            draft, source, handle = proposal if proposal else (None, None, None)
-            rows.append(Row(lane=lane, tokens=[], draft=draft, source=source, handle=handle))
-            fed.append([lane.ledger[lane.frontier], *(draft.tokens if draft else ())])
-            lane.space.cover(lane.frontier + len(fed[-1]))
-        step = self._step(lanes, fed, wanted=[len(tokens) for tokens in fed], provisional=True)
-        out = self.model.forward(step, self.cache, self.states.parts)
-        columns = [
-            self._column(lane, lane.frontier + 1 + i, DECODE, tuple(tokens[1 : 1 + i]))
-            for lane, tokens in zip(lanes, fed, strict=True)
-            for i in range(len(tokens))
-        ]
-        drawn = sample(out.logits, columns, self.public_tokens)
-        for b, row in enumerate(rows):
-            own = drawn[step.starts[b] : step.starts[b + 1]]
-            row.tokens = licensed(own, row.draft.tokens if row.draft else ())
-        return Pending(step=step, rows=rows, records=out.records)
+        """One round over the decoding lanes: each feeds its last token and its drafts and draws one token a column."""
+        with self.clock.phase("program_submit"):
+            rows, fed = [], []
+            for lane in lanes:
+                draft, source, handle = lane.propose() or (None, None, None)
+                rows.append(Row(lane=lane, tokens=[], draft=draft, source=source, handle=handle))
+                fed.append([lane.ledger[lane.frontier], *(draft.tokens if draft else ())])
+                lane.space.cover(lane.frontier + len(fed[-1]))
+            step = self._step(lanes, fed, wanted=[len(tokens) for tokens in fed], provisional=True)
+            columns = [
+                _column(lane, lane.frontier + 1 + i, DECODE, tuple(tokens[1 : 1 + i]))
+                for lane, tokens in zip(lanes, fed, strict=True)
+                for i in range(len(tokens))
+            ]
+        drawn, records = self._run(step, columns)
+        with self.clock.phase("program_post"):
+            for b, row in enumerate(rows):
+                row.drawn = drawn[step.starts[b] : step.starts[b + 1]]
+                row.tokens = licensed([one.token for one in row.drawn], row.draft.tokens if row.draft else ())
+        return Pending(step=step, rows=rows, records=records)
+
+    @torch.inference_mode()
+    def insert(self, lanes: Sequence[Lane], spans: Sequence[Sequence[int]]) -> Pending:
+        """Process chosen tokens instead of drawn ones (speculation.md §2.7); nothing is sampled."""
+        with self.clock.phase("program_submit"):
+            fed = []
+            for lane, span in zip(lanes, spans, strict=True):
+                lane.space.cover(lane.frontier + len(span))
+                fed.append([lane.ledger[lane.frontier], *span[:-1]])
+            step = self._step(lanes, fed, wanted=[0] * len(fed), provisional=False)
+        self._run(step, [])
+        rows = [Row(lane=lane, tokens=list(span)) for lane, span in zip(lanes, spans, strict=True)]
+        return Pending(step=step, rows=rows, advanced=[len(span) for span in spans])
 
     @torch.inference_mode()
     def commit(self, pending: Pending, kept: Sequence[int]) -> None:
         """Make ``kept[b]`` of each row's tokens real: ledger, frontier, recurrent state, penalty counts, drafts."""
-        if pending.processed:
-            lane = pending.rows[0].lane
-            lane.frontier += pending.processed[0]
-        else:
+        if pending.advanced is None:
             self.model.fold(pending.step, pending.records, kept, self.states.parts)
-        for row, count in zip(pending.rows, kept, strict=True):
+        for b, (row, count) in enumerate(zip(pending.rows, kept, strict=True)):
             lane, tokens = row.lane, row.tokens[:count]
             lane.ledger.extend(tokens)
             lane.counts.update(tokens)
-            if pending.processed:
-                continue
-            lane.frontier += count
-            lane.space.trim(lane.frontier)
+            if pending.advanced is not None:
+                lane.frontier += pending.advanced[b]
+            else:
+                lane.frontier += count
+                lane.space.trim(lane.frontier)
             if row.draft is not None and row.source is not None:
                 accepted = min(max(len(row.tokens) - 1, 0), count)
                 lane.drafted += len(row.draft.tokens)
@@ -116,8 +140,15 @@ class Program:
             if count and lane.frontier != len(lane.ledger) - 1:
                 raise InvariantError(f"lane {lane.index}: frontier {lane.frontier}, ledger {len(lane.ledger)}")
 
-    def _column(self, lane: Lane, position: int, purpose: int, ahead: tuple[int, ...] = ()) -> Column:
-        return Column(params=lane.request.params, position=position, purpose=purpose, counts=lane.counts, ahead=ahead)
+    def synchronize(self) -> None:
+        """Wait until the device has nothing to do; raises what a broken device raises."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _run(self, step: Step, columns: Sequence[Column]) -> tuple[list[Drawn], Any]:
+        with self.clock.phase(WAIT):
+            out = self.model.forward(step, self.cache, self.states.parts)
+            return (sample(out.logits, columns, self.public_tokens) if columns else []), out.records
 
     def _step(
         self, lanes: Sequence[Lane], fed: Sequence[Sequence[int]], *, wanted: Sequence[int], provisional: bool
@@ -153,3 +184,14 @@ class Program:
 
     def _upload(self, values: Sequence[Any]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _column(lane: Lane, position: int, purpose: int, ahead: tuple[int, ...] = ()) -> Column:
+    return Column(
+        params=lane.params,
+        position=position,
+        purpose=purpose,
+        counts=lane.counts,
+        ahead=ahead,
+        logprobs=lane.request.logprobs,
+    )

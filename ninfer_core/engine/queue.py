@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +34,11 @@ class WaitingQueue:
     def head(self) -> Request | None:
         with self._changed:
             return self._waiting[0] if self._waiting else None
+
+    def first(self, count: int) -> list[Request]:
+        """The first ``count`` in order."""
+        with self._changed:
+            return list(itertools.islice(self._waiting, count))
 
     def pop(self) -> Request:
         with self._changed:

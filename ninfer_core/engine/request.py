@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ninfer_core.api import ReasoningSyntax
 from ninfer_core.api.jobs import FinishReason
 from ninfer_core.engine.generation import LocalGeneration
+from ninfer_core.engine.thinking import ThinkingBudget
 from ninfer_core.kv.pages import pages_for
 from ninfer_core.sampling.params import SamplingParams
 
@@ -22,6 +23,9 @@ class Request:
     in_reasoning: bool
     raw: bool
     params: SamplingParams
+    post_params: SamplingParams | None  # of the answer, once the reasoning has closed
+    budget: ThinkingBudget | None
+    logprobs: int | None
     stop_ids: frozenset[int]
     stops: tuple[str, ...]
     limit: int  # output tokens, at least 1

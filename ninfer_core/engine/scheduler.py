@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
-UnitKind = Literal["prefill", "decode"]
+UnitKind = Literal["prefill", "decode", "control"]
+PASSED_OVER = 8  # prefill units a staged lane may be passed over before it runs next
+
+
+class Staged(NamedTuple):
+    """A lane whose prompt is not processed yet."""
+
+    lane: int
+    remaining: int  # prompt tokens to go
+    skips: int  # prefill units of other lanes since its last
 
 
 class Scheduler:
-    """Interleaves one staged prefill with decode rounds (engine.md §6).
+    """Interleaves prefill with decode rounds (engine.md §6).
 
     Before each prefill unit, ``due`` decode rounds run while others generate: ``rounds`` for a whole chunk,
-    proportionally fewer, at least one, for a shorter unit.
+    proportionally fewer, at least one, for a shorter unit. ``concurrent`` stages several prompts at once: the shortest
+    remaining one runs, and one that was passed over eight times runs next.
     """
 
-    def __init__(self, *, chunk: int, rounds: int) -> None:
+    def __init__(self, *, chunk: int, rounds: int, concurrent: bool = False) -> None:
         self.chunk = chunk
         self.rounds = rounds if rounds > 0 else max(1, chunk // 64)
-        self.decode_run = 0  # decode rounds since the last prefill unit
+        self.concurrent = concurrent
+        self.decode_run = 0  # decode and control units since the last prefill unit
 
     def due(self, unit_tokens: int) -> int:
         """Decode rounds owed before a prefill unit of this many tokens."""
         return max(1, -(-self.rounds * min(unit_tokens, self.chunk) // self.chunk))
 
-    def may_admit(self, *, prefilling: bool, decoding: bool) -> bool:
-        """Admission waits for the staged prefill, and lets generating requests have a round between admissions."""
-        return not prefilling and (not decoding or self.decode_run != 0)
+    def may_admit(self, *, staged: int, decoding: int) -> bool:
+        """Admission waits for the staged prefill (unless ``concurrent``), and lets generating requests have a round
+        between admissions."""
+        return (self.concurrent or not staged) and (not decoding or self.decode_run != 0)
 
     def unit_tokens(self, remaining: int) -> int:
         """The next chunk of a prompt with ``remaining`` tokens to go."""
         return min(remaining, self.chunk)
 
-    def next_unit(self, *, prefill_remaining: int, decode_rows: int) -> UnitKind | None:
-        """``prefill_remaining``: prompt tokens the staged lane still has to process, 0 without one."""
-        if prefill_remaining:
-            owed = self.due(self.unit_tokens(prefill_remaining))
+    def choose(self, staged: Sequence[Staged]) -> Staged | None:
+        """The staged lane whose chunk comes next."""
+        starving = [lane for lane in staged if lane.skips >= PASSED_OVER]
+        if starving:
+            return min(starving, key=lambda lane: (-lane.skips, lane.lane))
+        return min(staged, key=lambda lane: (lane.remaining, lane.lane), default=None)
+
+    def next_unit(self, *, staged: Staged | None, decode_rows: int, forced_rows: int) -> UnitKind | None:
+        """``staged``: the lane a prefill unit would run for."""
+        if forced_rows:
+            return "control"
+        if staged is not None:
+            owed = self.due(self.unit_tokens(staged.remaining))
             return "decode" if decode_rows and self.decode_run < owed else "prefill"
         return "decode" if decode_rows else None
 

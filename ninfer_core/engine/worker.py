@@ -2,74 +2,76 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import structlog
+import torch
 
-from ninfer_core.api import (
-    ApiError,
-    CopySource,
-    Delta,
-    Done,
-    DraftRequest,
-    InvariantError,
-    Progress,
-    Result,
-    Started,
-    Unavailable,
-)
+from ninfer_core.api import ApiError, InvariantError, Unavailable
 from ninfer_core.api.jobs import FinishReason
 from ninfer_core.engine.generation import Outbox
-from ninfer_core.engine.lanes import Lane
-from ninfer_core.engine.program import Pending, Program
+from ninfer_core.engine.lanes import Lane, LaneTable
+from ninfer_core.engine.program import Pending, Program, Row
+from ninfer_core.engine.publisher import Publisher
 from ninfer_core.engine.queue import WaitingQueue
 from ninfer_core.engine.request import Request
-from ninfer_core.engine.scheduler import Scheduler
+from ninfer_core.engine.scheduler import Scheduler, Staged
+from ninfer_core.engine.stats import EMPTY, Counters, Gauges, HostClock, Snapshot, Waiting
 from ninfer_core.errors import InternalError, QueueTimeout
-from ninfer_core.kv.pages import PagePool
 from ninfer_core.sampling.sampler import FAILED
-from ninfer_core.text.output import OutputSession, Taken
+from ninfer_core.text.output import Taken
 
 log = structlog.get_logger()
 
+RECOVERIES = 8  # in a row, without a completed unit between them; one more fails the engine
+BACK_OFF = 4  # boundaries without admission after a recovery
+LISTED = 16  # waiting requests a snapshot names
+
 
 class Worker:
-    """Owns lanes, pages and states; only its thread changes them.
+    """Owns the lanes; only its thread changes them.
 
-    One boundary: end what is cancelled, expired or stopped, admit at most one request, run exactly one unit, hand the
-    events over. A unit becomes visible in this order: output preview, model state, accounting, output, event.
+    One boundary: end what is cancelled, expired or stopped, admit at most one request, run exactly one unit, publish
+    the
+    figures, hand the events over. A unit becomes visible in this order: output preview, model state, accounting,
+    output, event. Out of memory fails what was running and nothing else, as does a broken invariant when
+    ``recovers_invariants``; any other failure is the engine's.
     """
 
     def __init__(
         self,
         *,
         program: Program,
-        pool: PagePool,
+        lanes: LaneTable,
         scheduler: Scheduler,
-        lanes: int,
-        sources: Sequence[CopySource],
-        open_session: Callable[[Request], OutputSession],
+        recovers_invariants: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.program = program
-        self.pool = pool
+        self.lanes = lanes
         self.scheduler = scheduler
-        self.sources = tuple(sources)
         self.queue = WaitingQueue()
         self.outbox = Outbox()
-        self.lanes: list[Lane | None] = [None] * lanes
+        self.counters = Counters()
+        self.snapshot: Snapshot = EMPTY  # replaced whole at each boundary; any thread may read it
         self.failed: str | None = None  # the class of an engine-wide failure
         self.on_failed: Callable[[], None] = lambda: None
-        self._open_session = open_session
+        self._publisher = Publisher(self.outbox, self._now)
+        self._recovers_invariants = recovers_invariants
         self._clock = clock
+        self._host: HostClock = program.clock
+        self._streak = 0
+        self._back_off = 0
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------ the thread
 
     def start(self) -> None:
+        self.counters = Counters()  # warm-up does not count
+        self.publish()
         self._thread = threading.Thread(target=self._run, name="ninfer-engine", daemon=True)
         self._thread.start()
 
@@ -90,20 +92,31 @@ class Worker:
             self._fail(error)
 
     @property
-    def active(self) -> list[Lane]:
-        return [lane for lane in self.lanes if lane is not None]
-
-    @property
     def idle(self) -> bool:
-        return all(lane is None for lane in self.lanes)
+        return not self.lanes.active
+
+    def _now(self) -> float:
+        return self._clock()
 
     def step(self) -> None:
         """One worker boundary."""
-        self._drop_waiting()
-        self._end_cancelled()
-        self._admit_one()
-        self._run_unit()
-        self.outbox.flush()
+        try:
+            with self._host.phase("engine_boundary"):
+                self._drop_waiting()
+                self._end_cancelled()
+                self._grow_leases()
+                self._admit_one()
+                self._end_cancelled()
+            self._run_unit()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self._recover(error)
+        except InvariantError as error:
+            if not self._recovers_invariants:
+                raise
+            self._recover(error)
+        with self._host.phase("engine_maintenance"):
+            self.publish()
+            self._publisher.flush()
 
     def run_alone(self, request: Request) -> None:
         """Run one request to its end on the calling thread, before the engine's own is started (warm-up)."""
@@ -118,82 +131,110 @@ class Worker:
         closed = self.queue.closed_with
         if closed is not None:
             for request in self.queue.take_out(lambda request: True):
-                self.outbox.put(request.generation, closed)
-            for lane in self.active:
+                self._turn_away(request, closed)
+            for lane in self.lanes.active:
                 self._end_with(lane, closed)
             return
-        for request in self.queue.take_out(lambda request: request.cancelled):
-            self.outbox.put(request.generation, Done(result=_empty(request, "cancelled")))
         now = self._clock()
+        for request in self.queue.take_out(lambda request: request.cancelled):
+            self.counters.waiting_cancelled += 1
+            self.counters.waiting_abandoned_seconds += now - request.submitted
+            self._publisher.turned_away(request, "cancelled")
         for request in self.queue.take_out(lambda request: now >= request.deadline):
-            self.outbox.put(request.generation, QueueTimeout())
+            self.counters.waiting_expired += 1
+            self.counters.waiting_abandoned_seconds += now - request.submitted
+            self._turn_away(request, QueueTimeout())
 
     def _end_cancelled(self) -> None:
-        for lane in self.active:
+        for lane in self.lanes.active:
             if lane.request.cancelled:
+                if lane.prefill_remaining:
+                    self.counters.cancelled_prefills += 1
+                    self.counters.cancelled_prefill_computed_tokens += lane.frontier
+                self._publisher.text(lane, lane.session.flush(), self._clock())
                 self._finish(lane, "cancelled", None)
 
+    def _grow_leases(self) -> None:
+        for lane in self.lanes.grow_leases():
+            log.warning("kv_lease_short", id=lane.request.id, output_tokens=lane.session.remaining)
+
     def _admit_one(self) -> None:
+        if self._back_off:
+            self._back_off -= 1
+            return
         request = self.queue.head()
         if request is None:
             return
-        active = self.active
-        prefilling = any(lane.prefill_remaining for lane in active)
-        if not self.scheduler.may_admit(prefilling=prefilling, decoding=any(lane.decoding for lane in active)):
+        if not self.scheduler.may_admit(staged=len(self.lanes.staged), decoding=len(self.lanes.decoding)):
             return
-        free = next((i for i, lane in enumerate(self.lanes) if lane is None), None)
-        if free is None:
-            return
-        space = self.pool.open(request.entitlement)
-        if space is None:
-            if not active:
-                raise InvariantError(f"request {request.id} needs {request.entitlement} pages of an idle pool")
+        lane = self.lanes.admit(request, self._clock())
+        if lane is None:
             return
         self.queue.pop()
-        lane = Lane(
-            index=free,
-            request=request,
-            space=space,
-            state_slot=self.program.states.take(),
-            session=self._open_session(request),
-            drafting=self._begin_drafting(request),
-            admitted=self._clock(),
-            ledger=list(request.prompt_ids),
-        )
-        self.lanes[free] = lane
-        self.outbox.put(request.generation, Started(prompt_tokens=lane.prompt_tokens, reused_tokens=0))
-        self._report_progress(lane)
-
-    def _begin_drafting(self, request: Request) -> list[tuple[CopySource, object]]:
-        if not self.sources:
-            return []
-        facts = DraftRequest(request_id=request.id, prompt_ids=request.prompt_ids, tool_texts=request.tool_texts)
-        return [(source, source.begin(facts)) for source in self.sources]
+        self.counters.selected_root += 1
+        self._publisher.started(lane)
 
     def _run_unit(self) -> None:
-        staged = next((lane for lane in self.active if lane.prefill_remaining), None)
-        decoding = [lane for lane in self.active if lane.decoding]
-        remaining = staged.prefill_remaining if staged else 0
-        kind = self.scheduler.next_unit(prefill_remaining=remaining, decode_rows=len(decoding))
+        began = time.perf_counter()
+        staged = self.scheduler.choose([Staged(x.index, x.prefill_remaining, x.skips) for x in self.lanes.staged])
+        decoding, forced = self.lanes.decoding, self.lanes.forced
+        kind = self.scheduler.next_unit(staged=staged, decode_rows=len(decoding), forced_rows=len(forced))
+        if kind is None:
+            return
+        self._host.work_class = kind
         if kind == "prefill" and staged is not None:
-            self._commit(self.program.prefill(staged, self.scheduler.unit_tokens(remaining)))
-            self._report_progress(staged)
+            self._prefill(staged)
         elif kind == "decode":
             self._commit(self.program.decode(decoding))
+            self.counters.decode_rounds += 1
+            self.counters.decode_row_rounds += len(decoding)
         else:
-            return
+            self._insert(forced)
         self.scheduler.ran(kind)
+        self._streak = 0
+        spent = time.perf_counter() - began
+        if kind == "prefill":
+            self.counters.prefill_seconds += spent
+        else:
+            self.counters.decode_seconds += spent
+
+    def _prefill(self, staged: Staged) -> None:
+        lanes = {lane.index: lane for lane in self.lanes.staged}
+        lane = lanes.pop(staged.lane)
+        lane.skips = 0
+        for other in lanes.values():
+            other.skips += 1
+        count = self.scheduler.unit_tokens(staged.remaining)
+        self.counters.prefill_units += 1
+        self.counters.computed_prefill_tokens += count
+        self._commit(self.program.prefill(lane, count))
+        if lane in self.lanes:
+            self._publisher.progress(lane)
+
+    def _insert(self, lanes: Sequence[Lane]) -> None:
+        """Commit tokens nobody drew. What the output would not keep of them is never processed."""
+        spans = [lane.forced[: lane.session.preview(lane.forced).kept] for lane in lanes]
+        self.counters.control_units += 1
+        for lane, span in zip(lanes, spans, strict=True):
+            lane.inserted += len(span)
+            lane.forced = ()
+        self._commit(self.program.insert(lanes, spans))
+
+    # ------------------------------------------------------------------ commits
 
     def _commit(self, pending: Pending) -> None:
-        taken = [self._preview(row.lane, row.tokens) for row in pending.rows]
+        with self._host.phase("engine_commit_output"):
+            taken = [self._preview(row.lane, row.tokens) for row in pending.rows]
         kept = [piece.kept if piece else 0 for piece in taken]
-        self.program.commit(pending, kept)
-        now = self._clock()
-        for row, piece in zip(pending.rows, taken, strict=True):
-            if piece is None:
-                self._end_with(row.lane, InternalError(), reason="the model's logits are not finite")
-            elif row.tokens:
-                self._publish(row.lane, piece, now)
+        with self._host.phase("program_post"):
+            self.program.commit(pending, kept)
+        with self._host.phase("engine_commit_output"):
+            now = self._clock()
+            for row, piece in zip(pending.rows, taken, strict=True):
+                if piece is None:
+                    self._end_with(row.lane, InternalError(), reason="the model's logits are not finite")
+                elif row.tokens:
+                    self._take(row, piece, now)
 
     def _preview(self, lane: Lane, tokens: list[int]) -> Taken | None:
         """What the output keeps of a row's tokens; None when the request has to fail before its next token."""
@@ -201,119 +242,108 @@ class Worker:
         piece = lane.session.preview(sound)
         return None if len(sound) != len(tokens) and piece.finish is None else piece
 
-    # ------------------------------------------------------------------ what a client sees
-
-    def _publish(self, lane: Lane, piece: Taken, now: float) -> None:
+    def _take(self, row: Row, piece: Taken, now: float) -> None:
+        """The output takes what the model has taken, then the client sees it."""
+        lane = row.lane
         if lane.first_token is None:
             lane.first_token = now
+        else:
+            self.counters.committed_decode_tokens += piece.kept
         lane.last_token = now
-        kept = lane.ledger[len(lane.ledger) - piece.kept :]
+        was_reasoning = lane.session.in_reasoning
         lane.session.commit(piece)
-        lane.unpublished.extend(kept)
-        self._emit(lane, piece.deltas, now)
+        lane.unpublished.extend(piece.token_ids)
+        self._keep_records(row, piece)
+        self._publisher.text(lane, piece.deltas, now)
         if piece.finish is not None:
             self._finish(lane, piece.finish, piece.stop_string)
-
-    def _emit(self, lane: Lane, deltas: Sequence[tuple[Any, str]], now: float) -> None:
-        if not deltas:
             return
-        timings = lane.timings(now)
-        for channel, text in deltas:
-            ids, lane.unpublished = tuple(lane.unpublished), []
-            event = Delta(channel=channel, text=text, token_ids=ids, timings=timings)
-            self.outbox.put(lane.request.generation, event)
+        if lane.budget_spent and lane.request.budget is not None:
+            lane.forced = lane.request.budget.guidance
+        if was_reasoning and not lane.session.in_reasoning and lane.request.post_params is not None:
+            # from the next round on: tokens accepted with the close keep the reasoning's sampler
+            lane.params = lane.request.post_params
 
-    def _report_progress(self, lane: Lane) -> None:
-        if not lane.request.want_progress or self.lanes[lane.index] is not lane:
+    def _keep_records(self, row: Row, piece: Taken) -> None:
+        lane = row.lane
+        if lane.request.logprobs is None:
             return
-        now = self._clock()
-        event = Progress(
-            total=lane.prompt_tokens,
-            cache=0,
-            processed=lane.frontier,
-            time_ms=(now - lane.admitted) * 1e3,
-            timings=lane.timings(now),
-        )
-        self.outbox.put(lane.request.generation, event)
+        for one, begins in zip(row.drawn, piece.marks, strict=False):
+            if begins is not None and one.logprob is not None:
+                lane.marks.append((begins, one.logprob))
+        if lane.session.in_reasoning:
+            # what looked like the answer has turned out to open a reasoning block
+            lane.marks.clear()
 
     def _finish(self, lane: Lane, finish: FinishReason, stop_string: str | None) -> None:
         """End a lane with a result. Its resources are free before the caller learns of it."""
-        now = self._clock()
-        if finish == "cancelled":
-            self._emit(lane, lane.session.flush(), now)
-        timings = lane.timings(now)
-        session = lane.session
-        result = Result(
-            finish=finish,
-            stop_string=stop_string,
-            reasoning=session.reasoning,
-            content=session.content,
-            token_ids=tuple(session.token_ids),
-            prompt_tokens=lane.prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=len(session.token_ids),
-            reasoning_tokens=session.reasoning_tokens,
-            timings=timings,
-            seed=lane.request.params.seed,
-            lane=lane.index,
-            prompt_ids=lane.request.prompt_ids,
-        )
-        self._release(lane)
-        self.outbox.put(lane.request.generation, Done(result=result, token_ids=tuple(lane.unpublished)))
-        log.info(
-            "request_done",
-            id=lane.request.id,
-            finish=finish,
-            prompt_tokens=result.prompt_tokens,
-            completion_tokens=result.completion_tokens,
-            ttft_seconds=round(timings.prompt_ms / 1e3, 4),
-            decode_seconds=round(timings.predicted_ms / 1e3, 4),
-            drafted_tokens=lane.drafted,
-            accepted_tokens=lane.accepted,
-        )
+        self.lanes.release(lane)
+        if finish != "cancelled":
+            self.counters.requests += 1
+            self.counters.draft_tokens += lane.drafted
+            self.counters.draft_accepted_tokens += lane.accepted
+        self._publisher.finished(lane, finish, stop_string)
 
     def _end_with(self, lane: Lane, error: ApiError, *, reason: str = "") -> None:
         """End a lane with an error."""
-        self._release(lane)
-        self.outbox.put(lane.request.generation, error)
-        log.warning("request_error", id=lane.request.id, code=error.code, reason=reason or error.message)
+        self.lanes.release(lane)
+        self.counters.requests_failed += 1
+        self._publisher.failed(lane, error, reason)
 
-    def _release(self, lane: Lane) -> None:
-        self.lanes[lane.index] = None
-        lane.space.close()
-        self.program.states.give_back(lane.state_slot)
-        for source, handle in lane.drafting:
-            source.finish(handle)
+    def _turn_away(self, request: Request, error: ApiError) -> None:
+        self.counters.requests_failed += 1
+        self._publisher.turned_away(request, error)
+
+    # ------------------------------------------------------------------ figures
+
+    def publish(self) -> None:
+        """Replace the snapshot."""
+        pool, active = self.lanes.pool, self.lanes.active
+        now = self._clock()
+        waiting = self.queue.first(LISTED)
+        self.snapshot = Snapshot(
+            counters=copy.copy(self.counters),
+            gauges=Gauges(
+                running=len(active),
+                prefilling=len(self.lanes.staged),
+                decode_ready=len(self.lanes.decoding),
+                waiting=len(self.queue),
+                kv_pages=pool.leased,
+                kv_lease_pages=pool.set_aside,
+                state_slots=self.program.states.slots - self.program.states.available,
+            ),
+            host=self._host.read(),
+            queue=tuple(
+                Waiting(request_id=request.id, position=at, wait_seconds=max(now - request.submitted, 0.0))
+                for at, request in enumerate(waiting)
+            ),
+        )
+
+    # ------------------------------------------------------------------ failures
+
+    def _recover(self, error: BaseException) -> None:
+        """Fail what was running, keep the queue, go on; the ninth time in a row it is the engine that fails."""
+        self._streak += 1
+        log.warning("engine_recovery", error=type(error).__name__, streak=self._streak, running=len(self.lanes.active))
+        if self._streak > RECOVERIES:
+            raise InvariantError(f"{RECOVERIES} recoveries in a row did not help") from error
+        self.program.synchronize()
+        for lane in self.lanes.active:
+            self._end_with(lane, InternalError(), reason=f"the engine recovered from {type(error).__name__}")
+        self.lanes.pool.check()
+        if self.lanes.pool.available != self.lanes.pool.total:
+            raise InvariantError("pages are still held after every lane was released") from error
+        self.counters.engine_recoveries += 1
+        self._back_off = BACK_OFF
 
     def _fail(self, error: Exception) -> None:
         """An engine-wide failure: everything running and waiting ends, nothing new is taken."""
         self.failed = type(error).__name__
         log.critical("engine_failed", error=type(error).__name__, exc_info=error)
         self.queue.close(Unavailable(message="The engine has failed; the server needs a restart."))
-        for lane in self.active:
-            self.lanes[lane.index] = None
+        for lane in self.lanes.active:
             self.outbox.put(lane.request.generation, InternalError())
         for request in self.queue.take_out(lambda request: True):
             self.outbox.put(request.generation, self.queue.closed_with or Unavailable())
         self.outbox.flush()
         self.on_failed()
-
-
-def _empty(request: Request, finish: FinishReason) -> Result:
-    """The result of a request that never reached a lane."""
-    from ninfer_core.api import Timings
-
-    return Result(
-        finish=finish,
-        stop_string=None,
-        reasoning="",
-        content="",
-        token_ids=(),
-        prompt_tokens=len(request.prompt_ids),
-        cached_tokens=0,
-        completion_tokens=0,
-        reasoning_tokens=0,
-        timings=Timings(prompt_n=len(request.prompt_ids)),
-        seed=request.params.seed,
-        prompt_ids=request.prompt_ids,
-    )

@@ -85,6 +85,13 @@ class AddressSpace:
             raise InvariantError(f"pages: {tokens} tokens exceed an entitlement of {self.entitlement} pages")
         self.pages.extend(self._pool._map(missing))
 
+    def grow(self, pages: int) -> None:
+        """Be entitled to that many pages more; they must be available."""
+        if pages < 0 or pages > self._pool.available:
+            raise InvariantError(f"pages: {pages} more asked of {self._pool.available} available")
+        self._pool._set_aside += pages
+        self.entitlement += pages
+
     def trim(self, tokens: int) -> None:
         """Unmap pages past ``tokens``; they return to this space's own reservation."""
         keep = pages_for(tokens)

@@ -1,4 +1,4 @@
-"""Logits of several rows to one drawn token each."""
+"""Logits of several rows to one drawn token each, with log probabilities where a row asks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ninfer_core.sampling.params import SamplingParams
-from ninfer_kernels.sampling import pick, support, top_candidates, uniform
+from ninfer_core.api import TokenLogprob
+from ninfer_core.sampling.params import DOMAIN, SamplingParams
+from ninfer_kernels.sampling import best, pick, support, top_candidates, uniform
 
 FAILED = -1  # the sentinel of a row whose logits are not finite
+OUTSIDE = -9999.0  # the log probability of a token outside its position's likeliest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,9 +28,18 @@ class Column:
     purpose: int
     counts: Counter[int]  # generated tokens so far, for penalties
     ahead: tuple[int, ...] = ()  # drafts before this column that are not counted yet
+    logprobs: int | None = None  # rivals to report; None: nothing to report
 
 
-def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One column's outcome."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> list[Drawn]:
     """One token per row, FAILED where the row's logits are not finite. logits: [R, V], one row per column.
 
     Every row depends on its own logits and column alone, so neighbours cannot change it.
@@ -36,19 +47,20 @@ def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> lis
     z = logits[:, :public_tokens]
     if any(column.params.penalized for column in columns):
         z = _penalized(z, columns)
-    drawn = [FAILED] * len(columns)
+    tokens = [FAILED] * len(columns)
     greedy = [row for row, column in enumerate(columns) if column.params.greedy]
     if greedy:
-        best = _rows(z, greedy).max(dim=-1)  # the first index among equals is the lowest id
-        for row, value, token in zip(greedy, best.values.tolist(), best.indices.tolist(), strict=True):
-            drawn[row] = token if math.isfinite(value) else FAILED
+        values, ids = best(_rows(z, greedy))
+        for row, value, token in zip(greedy, values.tolist(), ids.tolist(), strict=True):
+            tokens[row] = token if math.isfinite(value) else FAILED
     warm = [row for row, column in enumerate(columns) if not column.params.greedy]
     if warm:
         found = top_candidates(_rows(z, warm), max(columns[row].params.top_k for row in warm))
         for at, row in enumerate(warm):
             if math.isfinite(found.logits[at].max()):  # NaN wins a max; masked candidates may be -inf
-                drawn[row] = _draw(found.logits[at], found.ids[at], columns[row])
-    return drawn
+                tokens[row] = _draw(found.logits[at], found.ids[at], columns[row])
+    reported = _reports(z, columns, tokens)
+    return [Drawn(token, reported.get(row)) for row, token in enumerate(tokens)]
 
 
 def _rows(z: Tensor, rows: list[int]) -> Tensor:
@@ -59,6 +71,29 @@ def _draw(logits: np.ndarray, ids: np.ndarray, column: Column) -> int:
     params = column.params
     weights = support(logits[: params.top_k], params.temperature, params.top_p, params.min_p)
     return int(ids[pick(weights, uniform(params.seed, column.position, column.purpose))])
+
+
+def _reports(z: Tensor, columns: Sequence[Column], tokens: Sequence[int]) -> dict[int, TokenLogprob]:
+    """Log probabilities of the rows that want them: over the whole vocabulary, after penalties, before truncation
+    (speculation.md §3.6); the temperature divides, 1 for greedy."""
+    wanted = [row for row, column in enumerate(columns) if column.logprobs is not None and tokens[row] != FAILED]
+    if not wanted:
+        return {}
+    part = _rows(z, wanted).float()
+    temperatures = [columns[row].params.temperature or 1.0 for row in wanted]
+    scaled = part / torch.tensor(temperatures, device=z.device).unsqueeze(-1)
+    mass = torch.logsumexp(scaled, dim=-1).tolist()
+    found = top_candidates(scaled, DOMAIN)
+    out = {}
+    for at, row in enumerate(wanted):
+        top = [
+            (int(token), float(value) - mass[at])
+            for token, value in zip(found.ids[at], found.logits[at], strict=True)
+            if math.isfinite(value)
+        ]
+        own = next((value for token, value in top if token == tokens[row]), OUTSIDE)
+        out[row] = TokenLogprob(token_id=tokens[row], logprob=own, top=tuple(top[: columns[row].logprobs]))
+    return out
 
 
 def _penalized(z: Tensor, columns: Sequence[Column]) -> Tensor:

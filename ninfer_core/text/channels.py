@@ -44,6 +44,18 @@ class ChannelSplitter:
     def in_reasoning(self) -> bool:
         return self._at in (_At.OPENED, _At.REASONING)
 
+    @property
+    def may_answer(self) -> bool:
+        """What comes now is the answer, or may turn out to be: nothing has opened a reasoning block yet."""
+        return self._at in (_At.START, _At.CONTENT)
+
+    @property
+    def closing(self) -> bool:
+        """The held text ends with the close tag or a beginning of it."""
+        if self._syntax is None or self._at is not _At.REASONING:
+            return False
+        return self._held.endswith(self._syntax.close) or bool(_overlap(self._held, self._syntax.close))
+
     def copy(self) -> ChannelSplitter:
         twin = ChannelSplitter.__new__(ChannelSplitter)
         twin._syntax, twin._held, twin._at = self._syntax, self._held, self._at

@@ -26,6 +26,7 @@ class Taken:
     deltas: Deltas  # in order; no piece is empty, neighbours differ in channel
     token_ids: tuple[int, ...]  # the kept ones
     reasoning_tokens: int  # of the kept ones
+    marks: tuple[int | None, ...]  # per kept token: where in the answer's text its first byte falls; None: nowhere
     decoder: _Decoder  # the state after them
     base: int  # tokens committed when this was previewed
 
@@ -64,6 +65,7 @@ class OutputSession:
         )
         self._tokens: list[int] = []
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
+        self.answer_chars = 0  # characters of the answer published
         self.reasoning_tokens = 0  # accepted while in the reasoning channel, the close tag's included
         self.finish: FinishReason | None = None
         self.stop_string: str | None = None
@@ -89,6 +91,15 @@ class OutputSession:
     def in_reasoning(self) -> bool:
         return self._decoder.splitter.in_reasoning
 
+    @property
+    def closing(self) -> bool:
+        """The last text may be the reasoning's close tag, or a part of it; what follows decides."""
+        return self._decoder.splitter.closing
+
+    def lower_limit(self, tokens: int) -> None:
+        """End after ``tokens`` in all, if that is sooner."""
+        self._limit = min(self._limit, tokens)
+
     def preview(self, tokens: Sequence[int]) -> Taken:
         """How much of a round counts, and the text it publishes. Changes nothing."""
         self._check_open()
@@ -97,13 +108,15 @@ class OutputSession:
         stop_string: str | None = None
         finish: FinishReason | None = None
         kept = reasoning_tokens = 0
+        marks: list[int | None] = []
         for token in tokens[: self.remaining]:
             kept += 1
             was_reasoning = decoder.splitter.in_reasoning
             if token in self._stop_ids:
                 stop_string, finish = decoder.end(pieces), "stop_token"
+                marks.append(None)
             else:
-                stop_string = decoder.take(self._bytes(token), pieces)
+                stop_string = self._take(token, decoder, pieces, marks)
             reasoning_tokens += was_reasoning or decoder.splitter.in_reasoning
             if finish or stop_string is not None:
                 break
@@ -116,6 +129,7 @@ class OutputSession:
             deltas=_merged(pieces),
             token_ids=tuple(tokens[:kept]),
             reasoning_tokens=reasoning_tokens,
+            marks=tuple(marks),
             decoder=decoder,
             base=len(self._tokens),
         )
@@ -142,9 +156,18 @@ class OutputSession:
         self._publish(deltas)
         return deltas
 
+    def _take(self, token: int, decoder: _Decoder, pieces: Pieces, marks: list[int | None]) -> str | None:
+        """Feed one token, and mark where its text begins when it is part of the answer."""
+        was_answering, begins = decoder.splitter.may_answer, decoder.answer_chars
+        stop_string = decoder.take(self._bytes(token), pieces)
+        answers = decoder.splitter.may_answer and (was_answering or decoder.answer_chars > begins)
+        marks.append(begins if answers else None)
+        return stop_string
+
     def _publish(self, deltas: Deltas) -> None:
         for channel, text in deltas:
             self._texts[channel].append(text)
+            self.answer_chars += len(text) if channel == "content" else 0
 
     def _bytes(self, token: int) -> bytes:
         return b"" if token in self._hidden else self._tokenizer.token_bytes(token)
@@ -157,14 +180,21 @@ class OutputSession:
 class _Decoder:
     """The state between tokens: a part of a character, of a tag, of a stop string."""
 
-    __slots__ = ("matchers", "splitter", "stream")
+    __slots__ = ("answer_chars", "matchers", "splitter", "stream")
 
-    def __init__(self, stream: TextStream, splitter: ChannelSplitter, matchers: dict[Channel, StopMatcher]) -> None:
+    def __init__(
+        self,
+        stream: TextStream,
+        splitter: ChannelSplitter,
+        matchers: dict[Channel, StopMatcher],
+        answer_chars: int = 0,
+    ) -> None:
         self.stream, self.splitter, self.matchers = stream, splitter, matchers
+        self.answer_chars = answer_chars  # characters of the answer seen, held ones included
 
     def copy(self) -> _Decoder:
         matchers = {channel: matcher.copy() for channel, matcher in self.matchers.items()}
-        return _Decoder(self.stream.copy(), self.splitter.copy(), matchers)
+        return _Decoder(self.stream.copy(), self.splitter.copy(), matchers, self.answer_chars)
 
     def take(self, data: bytes, out: Pieces) -> str | None:
         """Append the text these bytes publish; the stop string that ended the turn, if one did."""
@@ -183,6 +213,7 @@ class _Decoder:
             if channel == "content":
                 # the reasoning is over, so no stop string can complete in it
                 out.append(("reasoning", self.matchers["reasoning"].finish()))
+                self.answer_chars += len(text)
             text, hit = self.matchers[channel].feed(text)
             out.append((channel, text))
             if hit is not None:

@@ -36,3 +36,16 @@ def top_candidates(logits: Tensor, k: int) -> Candidates:
     values_RK, ids_RK = values_RK[:, :k], ids_RK[:, :k]
     order = np.lexsort((ids_RK, -values_RK), axis=-1)
     return Candidates(np.take_along_axis(values_RK, order, -1), np.take_along_axis(ids_RK, order, -1))
+
+
+def best(logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The largest logit of each row and its lowest id, on the host: [R] float, [R] int64. NaN is largest.
+
+    logits: [R, V]. On the CPU by numpy: torch splits a row among threads, which wait for each other spinning.
+    """
+    if logits.device.type == "cpu":
+        rows = logits.float().numpy()
+        ids = rows.argmax(axis=-1)
+        return np.take_along_axis(rows, ids[:, None], -1)[:, 0], ids
+    found = logits.max(dim=-1)  # the first index among equals is the lowest id
+    return found.values.float().cpu().numpy(), found.indices.cpu().numpy()

@@ -16,6 +16,7 @@ from ninfer_core.engine.generation import LocalGeneration
 from ninfer_core.engine.load import load_engine
 from ninfer_core.engine.progress import Silent
 from ninfer_core.engine.request import Request, output_budget
+from ninfer_core.engine.thinking import plan_budget
 from ninfer_core.options import parse
 from ninfer_core.plugins import Plugins
 from ninfer_core.sampling.params import resolve
@@ -69,6 +70,9 @@ class Driver:
         sampling: SamplingRequest = SEEDED,
         stops: tuple[str, ...] = (),
         patience: float = 1e9,
+        budget_tokens: int | None = None,
+        logprobs: int | None = None,
+        thinking: bool = False,
     ) -> LocalGeneration:
         format, limits = self.engine.format, self.engine.limits
         ids = tuple(format.tokenizer.encode_with_control(prompt))
@@ -86,10 +90,13 @@ class Driver:
             id=next(self._ids),
             prompt_ids=ids,
             tool_texts=(),
-            reasoning=None,
-            in_reasoning=False,
-            raw=True,
+            reasoning=format.reasoning if thinking else None,
+            in_reasoning=thinking,
+            raw=not thinking,
             params=params,
+            post_params=None,
+            budget=plan_budget(budget_tokens, budget.tokens, limits.guidance) if budget_tokens else None,
+            logprobs=logprobs,
             stop_ids=format.stop_ids,
             stops=stops,
             limit=budget.tokens,
@@ -117,8 +124,8 @@ class Driver:
     def check_at_rest(self) -> None:
         """Everything is back where it was before the first request."""
         worker = self.worker
-        worker.pool.check()
-        assert worker.pool.available == worker.pool.total
+        worker.lanes.pool.check()
+        assert worker.lanes.pool.available == worker.lanes.pool.total
         assert worker.program.states.available == worker.program.states.slots
         assert worker.idle
 

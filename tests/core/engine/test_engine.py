@@ -64,7 +64,7 @@ def test_a_chat_request_plays_its_reply(tmp_path):
     assert (result.content, result.reasoning, result.finish) == ("Hello there.", "", "stop_token")
     assert result.completion_tokens == len("Hello there.") + 1  # the stop token counts
     assert engine.join(10)
-    assert engine.worker.pool.available == engine.worker.pool.total
+    assert engine.worker.lanes.pool.available == engine.worker.lanes.pool.total
 
 
 def test_thinking_goes_to_its_own_channel(tmp_path):

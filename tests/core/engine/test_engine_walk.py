@@ -86,11 +86,11 @@ class Walk(RuleBasedStateMachine):
         if not hasattr(self, "driver"):
             return
         worker = self.driver.worker
-        worker.pool.check()
-        running = len(worker.active)
+        worker.lanes.pool.check()
+        running = len(worker.lanes.active)
         assert worker.program.states.available == worker.program.states.slots - running
-        assert len({lane.state_slot for lane in worker.active}) == running
-        for lane in worker.active:
+        assert len({lane.state_slot for lane in worker.lanes.active}) == running
+        for lane in worker.lanes.active:
             assert len(lane.space.pages) <= lane.space.entitlement == lane.request.entitlement
             assert lane.frontier <= len(lane.ledger)
             assert tuple(lane.ledger[: lane.prompt_tokens]) == lane.request.prompt_ids

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from ninfer_core.api import OptionValues, Preset, SamplingRequest
 from ninfer_core.sampling.params import SamplingParams, resolve
-from ninfer_core.sampling.sampler import FAILED, Column, sample
+from ninfer_core.sampling.sampler import FAILED, OUTSIDE, Column
+from ninfer_core.sampling.sampler import sample as sample_columns
 from ninfer_kernels.sampling import DECODE, uniform
+
+
+def sample(logits, columns, public_tokens):
+    return [drawn.token for drawn in sample_columns(logits, columns, public_tokens)]
 
 
 def params(**changes):
@@ -156,3 +161,35 @@ def test_greedy_flag_wins_over_the_request():
 
 def test_seeds_differ_between_silent_requests():
     assert len({resolve(SamplingRequest(), Preset(), flags()).seed for _ in range(20)}) == 20
+
+
+def reported(row, **changes):
+    wanted = column(**changes)
+    wanted = Column(
+        params=wanted.params, position=7, purpose=DECODE, counts=wanted.counts, ahead=wanted.ahead, logprobs=5
+    )
+    return sample_columns(torch.tensor([row]), [wanted], len(row))[0].logprob
+
+
+@settings(deadline=None)
+@given(row=logits, temperature=st.sampled_from([0.0, 0.5, 1.0]), top_k=st.integers(1, 3))
+def test_log_probabilities_are_those_before_truncation(row, temperature, top_k):
+    found = reported(row, temperature=temperature, top_k=top_k, counts={1: 2}, frequency_penalty=0.25)
+    z = torch.tensor(row)
+    z[1] -= 0.5
+    want = torch.log_softmax(z / (temperature or 1.0), -1)
+    assert found.logprob == pytest.approx(float(want[found.token_id]), abs=1e-5)
+    assert len(found.top) == min(5, len(row))
+    values = [value for _, value in found.top]
+    assert values == sorted(values, reverse=True)
+    assert all(value == pytest.approx(float(want[token]), abs=1e-5) for token, value in found.top)
+
+
+def test_masked_tokens_are_never_listed():
+    found = reported([0.0, -math.inf, 1.0, -math.inf], temperature=1.0)
+    assert {token for token, _ in found.top} == {0, 2}
+    assert OUTSIDE == -9999.0
+
+
+def test_who_does_not_ask_gets_nothing():
+    assert sample_columns(torch.zeros(1, 4), [column()], 4)[0].logprob is None

@@ -1,0 +1,143 @@
+"""What clients see of a lane: text, progress, log probabilities, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from ninfer_core.api import ApiError, Delta, Done, Progress, Result, Started, Timings, TokenLogprob
+from ninfer_core.api.jobs import Channel, FinishReason
+from ninfer_core.engine.generation import Outbox
+from ninfer_core.engine.lanes import Lane
+from ninfer_core.engine.request import Request
+
+log = structlog.get_logger()
+
+
+class Publisher:
+    """Turns what became real into events. Nothing here changes the engine's state."""
+
+    def __init__(self, outbox: Outbox, clock: Callable[[], float]) -> None:
+        self._outbox = outbox
+        self._clock = clock
+
+    def started(self, lane: Lane) -> None:
+        """The reuse choice is committed; before any output."""
+        self._outbox.put(lane.request.generation, Started(prompt_tokens=lane.prompt_tokens, reused_tokens=0))
+        self.progress(lane)
+
+    def progress(self, lane: Lane) -> None:
+        """Where the prompt stands, for a request that wants to know."""
+        if not lane.request.want_progress:
+            return
+        now = self._clock()
+        event = Progress(
+            total=lane.prompt_tokens,
+            cache=0,
+            processed=lane.frontier,
+            time_ms=(now - lane.admitted) * 1e3,
+            timings=lane.timings(now),
+        )
+        self._outbox.put(lane.request.generation, event)
+
+    def text(self, lane: Lane, deltas: Sequence[tuple[Channel, str]], now: float) -> None:
+        """Published pieces; each carries the tokens and records that became visible with it."""
+        if not deltas:
+            return
+        timings = lane.timings(now)
+        shown = lane.session.answer_chars - sum(len(text) for channel, text in deltas if channel == "content")
+        for channel, text in deltas:
+            ids, lane.unpublished = tuple(lane.unpublished), []
+            records: tuple[TokenLogprob, ...] = ()
+            if channel == "content":
+                shown += len(text)
+                records = _released(lane, shown)
+            event = Delta(channel=channel, text=text, token_ids=ids, timings=timings, logprobs=records)
+            self._outbox.put(lane.request.generation, event)
+
+    def finished(self, lane: Lane, finish: FinishReason, stop_string: str | None) -> Result:
+        """The end of a lane that has a result."""
+        late: tuple[TokenLogprob, ...] = ()
+        if stop_string is None:
+            # text of these was withheld or never completed; a stop string drops the records of what it cuts
+            late = tuple(record for _, record in lane.marks)
+            lane.records.extend(late)
+        timings = lane.timings(self._clock())
+        result = _result(lane, finish, stop_string, timings)
+        self._outbox.put(lane.request.generation, Done(result=result, token_ids=tuple(lane.unpublished), logprobs=late))
+        log.info(
+            "request_done",
+            id=lane.request.id,
+            finish=finish,
+            prompt_tokens=result.prompt_tokens,
+            completion_tokens=result.completion_tokens,
+            ttft_seconds=round(timings.prompt_ms / 1e3, 4),
+            decode_seconds=round(timings.predicted_ms / 1e3, 4),
+            drafted_tokens=lane.drafted,
+            accepted_tokens=lane.accepted,
+        )
+        return result
+
+    def failed(self, lane: Lane, error: ApiError, reason: str) -> None:
+        """The end of a lane that has none."""
+        self._outbox.put(lane.request.generation, error)
+        log.warning("request_error", id=lane.request.id, code=error.code, reason=reason or error.message)
+
+    def turned_away(self, request: Request, outcome: ApiError | FinishReason) -> None:
+        """The end of a request that never reached a lane."""
+        if isinstance(outcome, ApiError):
+            self._outbox.put(request.generation, outcome)
+        else:
+            self._outbox.put(request.generation, Done(result=empty_result(request, outcome)))
+
+    def flush(self) -> None:
+        """Hand everything of this boundary to the event loop at once."""
+        self._outbox.flush()
+
+
+def _released(lane: Lane, shown: int) -> tuple[TokenLogprob, ...]:
+    """The records whose token's first byte is among the first ``shown`` characters of the answer."""
+    out = [record for begins, record in lane.marks if begins < shown]
+    lane.marks = [(begins, record) for begins, record in lane.marks if begins >= shown]
+    lane.records.extend(out)
+    return tuple(out)
+
+
+def _result(lane: Lane, finish: FinishReason, stop_string: str | None, timings: Timings) -> Result:
+    session = lane.session
+    return Result(
+        finish=finish,
+        stop_string=stop_string,
+        reasoning=session.reasoning,
+        content=session.content,
+        token_ids=tuple(session.token_ids),
+        prompt_tokens=lane.prompt_tokens,
+        cached_tokens=0,
+        completion_tokens=len(session.token_ids),
+        reasoning_tokens=session.reasoning_tokens,
+        timings=timings,
+        seed=lane.request.params.seed,
+        lane=lane.index,
+        prompt_ids=lane.request.prompt_ids,
+        logprobs=tuple(lane.records),
+    )
+
+
+def empty_result(request: Request, finish: FinishReason) -> Result:
+    """The result of a request that generated nothing."""
+    prompt = len(request.prompt_ids)
+    return Result(
+        finish=finish,
+        stop_string=None,
+        reasoning="",
+        content="",
+        token_ids=(),
+        prompt_tokens=prompt,
+        cached_tokens=0,
+        completion_tokens=0,
+        reasoning_tokens=0,
+        timings=Timings(prompt_n=prompt),
+        seed=request.params.seed,
+        prompt_ids=request.prompt_ids,
+    )

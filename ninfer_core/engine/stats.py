@@ -1,0 +1,122 @@
+"""Live figures: counters of the engine thread, and the snapshot it publishes at each boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+PHASES = ("engine_boundary", "program_submit", "program_post", "engine_commit_output", "engine_maintenance")
+WAIT = "device_wait"
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Monotonic since the engine became ready; only the engine thread adds."""
+
+    computed_prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    committed_decode_tokens: int = 0  # control tokens included, first tokens not
+    decode_seconds: float = 0.0
+    decode_rounds: int = 0
+    decode_row_rounds: int = 0
+    prefill_units: int = 0
+    control_units: int = 0
+    reused_prompt_tokens: int = 0
+    selected_root: int = 0  # admissions that started from nothing cached
+    requests: int = 0  # completed with an outcome
+    requests_failed: int = 0  # accepted and ended in an error
+    draft_tokens: int = 0  # of completed requests, as are the next two
+    draft_accepted_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+    waiting_cancelled: int = 0
+    waiting_expired: int = 0
+    waiting_abandoned_seconds: float = 0.0
+    cancelled_prefills: int = 0
+    cancelled_prefill_computed_tokens: int = 0
+    engine_recoveries: int = 0
+
+
+class Gauges(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one boundary."""
+
+    running: int = 0
+    prefilling: int = 0
+    decode_ready: int = 0
+    waiting: int = 0
+    kv_pages: int = 0  # mapped
+    kv_lease_pages: int = 0  # reserved by running requests, not written yet
+    state_slots: int = 0
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in the queue."""
+
+    request_id: int
+    position: int
+    wait_seconds: float
+
+
+class HostWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine thread's wall time, each segment counted once, in seconds."""
+
+    phases: dict[str, float]  # PHASES
+    device_wait: float
+    work_class: dict[str, float]  # "decode_host", "decode_device_wait", ... for decode, prefill and control
+
+    @property
+    def total(self) -> float:
+        return sum(self.phases.values())
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of one boundary; readers take the object and never a lock."""
+
+    counters: Counters
+    gauges: Gauges
+    host: HostWork
+    queue: tuple[Waiting, ...] = ()
+
+
+class HostClock:
+    """Attributes the engine thread's wall time to exclusive phases; time of a nested phase leaves the outer one."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds = dict.fromkeys((*PHASES, WAIT), 0.0)
+        self._by_class = {f"{kind}_{part}": 0.0 for kind in CLASSES for part in ("host", "device_wait")}
+        self._stack: list[str] = []
+        self._since = clock()
+        self.work_class = "control"  # of the unit that is running
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._settle()
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._stack.pop()
+
+    def _settle(self) -> None:
+        now = self._clock()
+        if self._stack:
+            spent = now - self._since
+            self._seconds[self._stack[-1]] += spent
+            part = "device_wait" if self._stack[-1] == WAIT else "host"
+            self._by_class[f"{self.work_class}_{part}"] += spent
+        self._since = now
+
+    def read(self) -> HostWork:
+        phases = {name: self._seconds[name] for name in PHASES}
+        return HostWork(phases=phases, device_wait=self._seconds[WAIT], work_class=dict(self._by_class))
+
+
+CLASSES = ("decode", "prefill", "control")
+EMPTY = Snapshot(
+    counters=Counters(),
+    gauges=Gauges(),
+    host=HostWork(phases=dict.fromkeys(PHASES, 0.0), device_wait=0.0, work_class={}),
+)

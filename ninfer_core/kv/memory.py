@@ -1,0 +1,43 @@
+"""How much memory is left for the KV pool."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+CGROUP_LIMITS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+NO_LIMIT = 1 << 60  # version 1 says "none" with a number near the top
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a CUDA device; on a CPU what the machine, or the process's cgroup, can still give."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min([_machine_bytes(), *_cgroup_bytes()])
+
+
+def _machine_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_bytes() -> list[int]:
+    found = []
+    for limit, used in CGROUP_LIMITS:
+        try:
+            most, now = int(limit.read_text(encoding="ascii")), int(used.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            continue
+        if most < NO_LIMIT:
+            found.append(max(most - now, 0))
+    return found
