@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from ninfer_kernels.compiled import cfunc, njit
-from ninfer_kernels.openmp import run_together
+from ninfer_kernels.team import run_together
 
 from .layout import PAGE_TOKENS, Rows, Stored
 
