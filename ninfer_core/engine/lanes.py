@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ninfer_core.api import CopySource, Draft, DraftRequest, Timings, TokenLogprob
 from ninfer_core.engine.request import Request
 from ninfer_core.errors import InvariantError
-from ninfer_core.kv.pages import AddressSpace, PagePool, pages_for
+from ninfer_core.kv.pages import PAGE_TOKENS, AddressSpace, PagePool, pages_for
 from ninfer_core.kv.state import StatePool
 from ninfer_core.sampling.params import SamplingParams
 from ninfer_core.text.output import OutputSession
@@ -188,29 +188,30 @@ class LaneTable:
         for lane in self.active:
             if lane.prefill_remaining or lane.lease_settled:
                 continue
-            step = max(self._step_tokens(), len(lane.forced))
-            if lane.frontier + step <= lane.space.entitlement * 64:
+            # one token beyond the step: a lane that cannot grow still has room for its last one
+            ahead = max(self._step_tokens(), len(lane.forced)) + 1
+            if lane.frontier + ahead <= lane.space.entitlement * PAGE_TOKENS:
                 continue
-            if not self._extend(lane, step):
+            if not self._extend(lane, ahead):
                 lane.lease_settled = True
-                covered = lane.space.entitlement * 64
-                lane.session.lower_limit(len(lane.session.token_ids) + max(1, covered - lane.frontier))
+                covered = lane.space.entitlement * PAGE_TOKENS
+                lane.session.lower_limit(len(lane.session.token_ids) + covered - lane.frontier)
                 cut.append(lane)
         return cut
 
-    def _extend(self, lane: Lane, step: int) -> bool:
-        """One window more, or as much of it as there is; False when not even the next step is covered."""
+    def _extend(self, lane: Lane, ahead: int) -> bool:
+        """One window more, or as much of it as there is; False when not even ``ahead`` tokens are covered."""
         assert self._window is not None
-        goal = min(lane.request.entitlement, pages_for(lane.frontier + max(self._window, step)))
+        goal = min(lane.request.entitlement, pages_for(lane.frontier + max(self._window, ahead)))
         wanted = goal - lane.space.entitlement
         lane.space.grow(min(max(wanted, 0), self.pool.available))
-        reach = min(lane.frontier + step, lane.prompt_tokens + max(lane.request.limit - 1, 0))
-        return reach <= lane.space.entitlement * 64
+        reach = min(lane.frontier + ahead, lane.prompt_tokens + max(lane.request.limit - 1, 0))
+        return reach <= lane.space.entitlement * PAGE_TOKENS
 
     def _first_lease(self, request: Request) -> int:
         if self._window is None:
             return request.entitlement
-        output = min(request.limit, max(self._window, self._step_tokens()))
+        output = min(request.limit, max(self._window, self._step_tokens() + 1))
         return pages_for(len(request.prompt_ids) + max(output - 1, 0))
 
     def _step_tokens(self) -> int:

@@ -70,8 +70,6 @@ class Worker:
     # ------------------------------------------------------------------ the thread
 
     def start(self) -> None:
-        self.counters = Counters()  # warm-up does not count
-        self.publish()
         self._thread = threading.Thread(target=self._run, name="ninfer-engine", daemon=True)
         self._thread.start()
 
@@ -124,6 +122,8 @@ class Worker:
         self.step()
         while not self.idle:
             self.step()
+        self.counters = Counters()  # figures count from when the engine is ready
+        self.publish()
 
     # ------------------------------------------------------------------ boundaries
 

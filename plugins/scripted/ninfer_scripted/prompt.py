@@ -10,10 +10,14 @@ from .tokenizer import END_OF_TEXT, IM_END, THINK, THINK_END
 EFFORTS = ("low", "medium", "xhigh")
 
 
+EARLY_CLOSE = "\n\nTime to answer.\n</think>\n\n"
+
+
 def prompt_format(checkpoint: Checkpoint) -> PromptFormat:
     """The prompt format of one script; only its tokenizer depends on the script."""
     tokenizer = script_of(checkpoint).tokenizer
     return PromptFormat(
+        early_close=EARLY_CLOSE,
         tokenizer=tokenizer,
         template=TEMPLATE,
         template_globals={"eos_token": IM_END, "pad_token": END_OF_TEXT},
