@@ -128,7 +128,8 @@ def parse(
             value = _parsed(offer, raw, plugins)
         answers = found.setdefault(offer.option.flag, [])
         if answers and not offer.option.repeatable:
-            before = f" ({answers[0][0]!r}, then {raw!r})" if offer.takes_value else ""
+            shown = offer.takes_value and not offer.option.secret
+            before = f" ({answers[0][0]!r}, then {raw!r})" if shown else ""
             raise OptionError(f"{offer.option.flag} is given twice{before}; give it once")
         answers.append((raw, value))
     return positionals, _values(table, found)
@@ -182,7 +183,8 @@ def _parsed(offer: Offer, raw: str, plugins: Plugins | None) -> Any:
     try:
         value = option.parse(raw) if option.parse is not None else text(raw)
     except ValueError as error:
-        raise OptionError(f"{option.flag} {raw!r} is not accepted; it takes {error}") from None
+        shown = "VALUE" if option.secret else repr(raw)
+        raise OptionError(f"{option.flag} {shown} is not accepted; it takes {error}") from None
     if option.choices_from is not None and plugins is not None:
         registry = getattr(plugins, option.choices_from)
         for name in (value,) if isinstance(value, str) else value:

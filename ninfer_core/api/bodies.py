@@ -34,6 +34,7 @@ AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<in_key>key in )?(?P<path>\$.*)`)?$
 EXPECTED = re.compile(
     r"^Expected `(?P<types>[^`]+)`(?: of length)?(?: (?P<sign><=|>=|<|>) (?P<bound>\S+))?(?:, got .*)?$"
 )
+UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.+)`$", re.DOTALL)
 MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
@@ -98,6 +99,11 @@ def _refuse_value(body: bytes, said: str) -> NoReturn:
         param = f"{place}.{missing['field']}" if place else missing["field"]
         raise ApiError("missing_required_parameter", f"'{param}' is required.", param=param) from None
     name = f"'{place}'" if place else "The request body"
+    unknown = UNKNOWN.match(what)
+    if unknown is not None:
+        field = unknown["field"][:QUOTE_CHARACTERS]
+        param = f"{place}.{field}" if place else field
+        raise ApiError("unknown_parameter", f"{name} has no member {quoted(field)}.", param=param) from None
     if in_every:
         name = f"Every value of {name}"
     accepted, is_type = _accepted(what)

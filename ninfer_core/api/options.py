@@ -26,6 +26,7 @@ class Option:
     repeatable: bool = False  # the value is then a tuple, in order
     aliases: tuple[str, ...] = ()
     hidden_in: tuple[str, ...] = ()  # commands that do not offer it: "serve", "run"
+    secret: bool = False  # its value is never shown, in errors neither
 
     @property
     def key(self) -> str:

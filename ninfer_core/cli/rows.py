@@ -23,6 +23,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     median_ms: float
     p20_ms: float
     p80_ms: float
+    p90_ms: float | None = None  # older rows lack it and ``max_ms``
+    max_ms: float | None = None
     tokens: int = 0  # produced or read by one call
     bytes_moved: int = 0
     device: str
@@ -54,6 +56,8 @@ def row(
         median_ms=median,
         p20_ms=low,
         p80_ms=high,
+        p90_ms=p90(times_ms),
+        max_ms=max(times_ms),
         tokens=tokens,
         bytes_moved=bytes_moved,
         device=device(),
@@ -69,6 +73,11 @@ def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
         return values[0], values[0], values[0]
     fifths = statistics.quantiles(values, n=5, method="inclusive")
     return fifths[0], statistics.median(values), fifths[3]
+
+
+def p90(values: Sequence[float]) -> float:
+    """The 90th percentile, interpolated as the others."""
+    return values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[8]
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:

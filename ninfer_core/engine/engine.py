@@ -81,6 +81,8 @@ class LocalEngine:
         self._ids = itertools.count(1)
         self.capacity = Capacity(limits.max_concurrency + limits.max_pending)
         self.counting = Capacity(limits.max_concurrency + limits.max_pending)
+        self.rejected = 0  # generation requests refused before they were accepted
+        self._ready_at: float | None = None  # monotonic seconds
         self._preparing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ninfer-prepare")
 
     # ------------------------------------------------------------------ life
@@ -90,11 +92,17 @@ class LocalEngine:
         """The class of an engine-wide failure, or None."""
         return self.worker.failed
 
+    @property
+    def uptime_seconds(self) -> float:
+        """Since ``start``."""
+        return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+
     def start(self, loop: asyncio.AbstractEventLoop, *, on_failed: Callable[[], None] | None = None) -> None:
         """Start the engine thread; ``on_failed`` is called on the loop after an engine-wide failure."""
         self.worker.outbox.loop = loop
         if on_failed is not None:
             self.worker.on_failed = lambda: _call_on(loop, on_failed)
+        self._ready_at = time.monotonic()
         self.worker.start()
 
     def stop(self, error: ApiError | None = None) -> None:
@@ -153,6 +161,13 @@ class LocalEngine:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
 
     async def _submit(self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt]) -> LocalGeneration:
+        try:
+            return await self._accept(job, build)
+        except Exception:
+            self.rejected += 1
+            raise
+
+    async def _accept(self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt]) -> LocalGeneration:
         closed = self.worker.queue.closed_with
         if closed is not None:
             raise closed

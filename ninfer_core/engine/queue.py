@@ -35,10 +35,10 @@ class WaitingQueue:
         with self._changed:
             return self._waiting[0] if self._waiting else None
 
-    def first(self, count: int) -> list[Request]:
-        """The first ``count`` in order."""
+    def look(self, count: int) -> tuple[int, list[Request]]:
+        """How many wait, and the first ``count`` of them in order, of one moment."""
         with self._changed:
-            return list(itertools.islice(self._waiting, count))
+            return len(self._waiting), list(itertools.islice(self._waiting, count))
 
     def pop(self) -> Request:
         with self._changed:

@@ -77,6 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gauges: Gauges
     host: HostWork
     queue: tuple[Waiting, ...] = ()
+    at: float = 0.0  # monotonic seconds
 
 
 class HostClock:
@@ -84,11 +85,15 @@ class HostClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self.reset()
+        self._stack: list[str] = []
+        self.work_class = "control"  # of the unit that is running
+
+    def reset(self) -> None:
+        """Count from now on; between phases only."""
         self._seconds = dict.fromkeys((*PHASES, WAIT), 0.0)
         self._by_class = {f"{kind}_{part}": 0.0 for kind in CLASSES for part in ("host", "device_wait")}
-        self._stack: list[str] = []
-        self._since = clock()
-        self.work_class = "control"  # of the unit that is running
+        self._since = self._clock()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -118,5 +123,5 @@ CLASSES = ("decode", "prefill", "control")
 EMPTY = Snapshot(
     counters=Counters(),
     gauges=Gauges(),
-    host=HostWork(phases=dict.fromkeys(PHASES, 0.0), device_wait=0.0, work_class={}),
+    host=HostClock().read(),
 )

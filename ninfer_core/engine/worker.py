@@ -123,6 +123,7 @@ class Worker:
         while not self.idle:
             self.step()
         self.counters = Counters()  # figures count from when the engine is ready
+        self._host.reset()
         self.publish()
 
     # ------------------------------------------------------------------ boundaries
@@ -300,14 +301,14 @@ class Worker:
         """Replace the snapshot."""
         pool, active = self.lanes.pool, self.lanes.active
         now = self._clock()
-        waiting = self.queue.first(LISTED)
+        depth, waiting = self.queue.look(LISTED)
         self.snapshot = Snapshot(
             counters=copy.copy(self.counters),
             gauges=Gauges(
                 running=len(active),
                 prefilling=len(self.lanes.staged),
                 decode_ready=len(self.lanes.decoding),
-                waiting=len(self.queue),
+                waiting=depth,
                 kv_pages=pool.leased,
                 kv_lease_pages=pool.set_aside,
                 state_slots=self.program.states.slots - self.program.states.available,
@@ -317,6 +318,7 @@ class Worker:
                 Waiting(request_id=request.id, position=at, wait_seconds=max(now - request.submitted, 0.0))
                 for at, request in enumerate(waiting)
             ),
+            at=now,
         )
 
     # ------------------------------------------------------------------ failures

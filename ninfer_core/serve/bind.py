@@ -15,17 +15,18 @@ PROBES = 3
 RETRANSMIT_MS = 15_000  # data unacknowledged for this long ends a connection
 
 WHY = {
-    errno.EADDRINUSE: "is in use; choose another with --port, or stop what listens there",
-    errno.EACCES: "needs privileges this process does not have; choose a port above 1023 with --port",
+    errno.EADDRINUSE: "is in use; choose another with {flag}, or stop what listens there",
+    errno.EACCES: "needs privileges this process does not have; choose a port above 1023 with {flag}",
     errno.EADDRNOTAVAIL: "is not an address of this machine; choose another with --host (127.0.0.1, 0.0.0.0)",
 }
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A listening TCP socket, SO_REUSEADDR set so that connections in TIME_WAIT do not hold the port.
 
     Listening here, not only binding, is what makes a second server fail at once: two sockets that both set
-    SO_REUSEADDR may share a port until one listens. Raises StartupError naming address and way out.
+    SO_REUSEADDR may share a port until one listens. Raises StartupError naming address and way out: ``flag`` is the
+    option that sets this port.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -41,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        why = WHY.get(error.errno or 0, "cannot be listened on")
+        why = WHY.get(error.errno or 0, "cannot be listened on").format(flag=flag)
         raise StartupError(f"{spelled(host, port)} {why}") from None
     sock.setblocking(False)
     return sock

@@ -1,6 +1,7 @@
 """The outermost ASGI application: what holds for every request, whatever route it is for.
 
-Request id, version header, readiness, the doubled ``/v1``, HEAD, and a last net under everything behind it.
+Request id, version header, readiness, who may come in, the doubled ``/v1``, HEAD, and a last net under everything
+behind it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import structlog
 from ninfer_core.api.http import new_request_id
 
 from .app import App
+from .gate import Gate
 from .site import Site
 from .state import ServerState
 from .stream import Message, Receive, Send, as_api_error, quietly, send_whole
@@ -23,8 +25,9 @@ log = structlog.get_logger()
 class Door:
     """ASGI 3. Only HTTP passes; the server is started without lifespan and websockets."""
 
-    def __init__(self, app: App, site: Site, state: ServerState, version: str) -> None:
+    def __init__(self, app: App, site: Site, state: ServerState, version: str, gate: Gate | None = None) -> None:
         self._app, self._site, self._state = app, site, state
+        self._gate = gate or Gate()
         self._version = version.encode("latin-1", "replace")
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -33,15 +36,23 @@ class Door:
         path = single_v1(scope["path"])
         desk = self._site.desk(path)
         request_id = new_request_id()
-        marks = [(b"x-ninfer-version", self._version), (desk.request_id_header.encode("latin-1"), request_id.encode())]
+        marks = [
+            (b"x-ninfer-version", self._version),
+            (desk.request_id_header.encode("latin-1"), request_id.encode()),
+            *self._gate.marks,
+        ]
         out = _Outgoing(send, marks, head=scope["method"] == "HEAD")
         began = time.monotonic()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                refusal = self._state.refusal()
+                refusal = self._state.refusal() or self._gate.refusal(scope, path)
                 if refusal is not None:
                     raise refusal
-                await self._app(scope, path, request_id, receive, out.send)
+                preflight = self._gate.preflight(scope)
+                if preflight is not None:
+                    await send_whole(preflight, out.send)
+                else:
+                    await self._app(scope, path, request_id, receive, out.send)
             except Exception as failure:
                 error = as_api_error(failure)
                 if out.status:

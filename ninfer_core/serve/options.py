@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ninfer_core.api.options import Option, integer, text
 
+from .hosts import allowed_name
+
 NOT_HERE = ("run", "bench")
 
 
@@ -13,6 +15,13 @@ def names(value: str) -> tuple[str, ...]:
     if not found:
         raise ValueError("names separated by commas")
     return found
+
+
+def key(value: str) -> str:
+    """An API key: what a header value can carry as it is."""
+    if not value or value != value.strip() or any(ord(c) < 32 or ord(c) == 127 for c in value):
+        raise ValueError("a text without control characters and without spaces around it")
+    return value
 
 
 OPTIONS = (
@@ -30,6 +39,14 @@ OPTIONS = (
         parse=integer(0, 65535),
         default=8080,
         help="port to listen on; 0 takes a free one",
+        hidden_in=NOT_HERE,
+    ),
+    Option(
+        flag="--stats-port",
+        metavar="N",
+        parse=integer(0, 65535),
+        default_text="off",
+        help="also serve /health, /stats, /v1/load and /metrics on this port of the same address; 0 takes a free one",
         hidden_in=NOT_HERE,
     ),
     Option(
@@ -55,6 +72,30 @@ OPTIONS = (
         parse=integer(1, 65536),
         default=384,
         help="largest request body, in MiB, before it is parsed",
+        hidden_in=NOT_HERE,
+    ),
+    Option(
+        flag="--api-key",
+        metavar="KEY",
+        parse=key,
+        default_text="none: everybody may use the server",
+        help="what requests have to send as bearer token or x-api-key; GET /health and preflights need none",
+        hidden_in=NOT_HERE,
+        secret=True,
+    ),
+    Option(
+        flag="--cors",
+        default=False,
+        help="let pages of any origin use the server from a browser",
+        hidden_in=NOT_HERE,
+    ),
+    Option(
+        flag="--allowed-host",
+        metavar="NAME",
+        parse=allowed_name,
+        default_text="loopback names where --host is loopback, else every name",
+        repeatable=True,
+        help="a further name, without port, that requests may call this server by in their Host header",
         hidden_in=NOT_HERE,
     ),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ninfer_core.engine.progress import Progress
 
     from .door import Door
+    from .site import Site
     from .transport import Carrier
 
 log = structlog.get_logger()
@@ -47,16 +49,17 @@ def serve(values: OptionValues, plugins: Plugins, load: Callable[[Progress], Loc
     0: stopped cleanly. 2: the engine failed. 130: Ctrl+C before the server was ready, or once more during the stop.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
-    sock = listen(values["host"], values["port"])
-    # the web framework loads behind the bound port, so that a clash is reported at once
-    from .transport import loop_factory
+    with contextlib.ExitStack() as bound:
+        sock = bound.enter_context(listen(values["host"], values["port"]))
+        stats_sock = None
+        if values["stats_port"] is not None:
+            stats_sock = bound.enter_context(listen(values["host"], values["stats_port"], flag="--stats-port"))
+        # the web framework loads behind the bound ports, so that a clash is reported at once
+        from .transport import loop_factory
 
-    try:
-        server = Server(values, plugins, load, sock)
+        server = Server(values, plugins, load, sock, stats_sock)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             status = runner.run(server.main())
-    finally:
-        sock.close()
     if server.threads_left:
         # a thread inside native code would take the interpreter down with it
         _exit_now(status)
@@ -65,8 +68,6 @@ def serve(values: OptionValues, plugins: Plugins, load: Callable[[Progress], Loc
 
 def compose(values: OptionValues, plugins: Plugins, state: ServerState, version: str) -> Door:
     """The ASGI application of one server. Raises StartupError for frontends that cannot be opened or clash."""
-    from .app import App
-    from .door import Door
     from .health import own_routes
     from .site import Site, open_frontends
 
@@ -76,20 +77,44 @@ def compose(values: OptionValues, plugins: Plugins, state: ServerState, version:
     site: Site
     own = own_routes(context, lambda: site.routes)
     site = Site(frontends, own)
-    return Door(App(site, max_request_mib=values["max_request_mib"]), site, state, version)
+    return _door(site, values, state, version)
+
+
+def compose_stats(values: OptionValues, state: ServerState, version: str) -> Door:
+    """The ASGI application of ``--stats-port``: under the same rules, but only what a watchdog polls."""
+    from .health import watch_routes
+    from .site import Site
+
+    context = Context(options=values, version=version, state=state)
+    return _door(Site((), watch_routes(context)), values, state, version)
+
+
+def _door(site: Site, values: OptionValues, state: ServerState, version: str) -> Door:
+    from .app import App
+    from .door import Door
+    from .gate import Gate
+
+    return Door(App(site, max_request_mib=values["max_request_mib"]), site, state, version, Gate.of(values))
 
 
 class Server:
     """The life of one server process. Everything here runs on the event loop."""
 
     def __init__(
-        self, values: OptionValues, plugins: Plugins, load: Callable[[Progress], LocalEngine], sock: socket.socket
+        self,
+        values: OptionValues,
+        plugins: Plugins,
+        load: Callable[[Progress], LocalEngine],
+        sock: socket.socket,
+        stats_sock: socket.socket | None,
     ) -> None:
         self.state = ServerState()
         self.threads_left = False
-        self._values, self._load, self._sock = values, load, sock
+        self._values, self._load = values, load
         self._version = build_version()
-        self._door = compose(values, plugins, self.state, self._version)
+        self._listeners = [(compose(values, plugins, self.state, self._version), sock)]
+        if stats_sock is not None:
+            self._listeners.append((compose_stats(values, self.state, self._version), stats_sock))
         self._interrupts, self._prompt = Interrupts(), Prompt()
         self._stop = asyncio.Event()
         self._status = 0
@@ -102,10 +127,12 @@ class Server:
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         began = time.monotonic()
-        host, port = self._values["host"], self._sock.getsockname()[1]
-        log.info("listening", address=spelled(host, port), version=self._version)
-        http = carrier(self._door, self._version)
-        serving = asyncio.create_task(http.serve(sockets=[self._sock]))
+        host, port = self._values["host"], self._tell_ports()
+        carriers = [carrier(door, self._version) for door, _ in self._listeners]
+        serving = [
+            asyncio.create_task(http.serve(sockets=[sock]))
+            for http, (_, sock) in zip(carriers, self._listeners, strict=True)
+        ]
         try:
             with startup_progress() as progress:
                 engine = await self._loaded(progress)
@@ -115,11 +142,20 @@ class Server:
                 log.info("ready", model=engine.info.id, seconds=round(time.monotonic() - began, 2))
                 announce(host, port, engine.info.id)
                 await self._stop.wait()
-            await self._end(http, serving, engine)
+            await self._end(carriers, serving, engine)
         finally:
             self._prompt.clear()
-            serving.cancel()
+            for task in serving:
+                task.cancel()
         return self._status
+
+    def _tell_ports(self) -> int:
+        """Log where the server listens; the port of its API."""
+        host, ports = self._values["host"], [sock.getsockname()[1] for _, sock in self._listeners]
+        log.info("listening", address=spelled(host, ports[0]), version=self._version)
+        for port in ports[1:]:
+            log.info("listening_for_stats", address=spelled(host, port))
+        return int(ports[0])
 
     async def _loaded(self, progress: StartupProgress) -> LocalEngine | None:
         """The engine; None when the operator ended the start. Raises StartupError."""
@@ -140,18 +176,21 @@ class Server:
             log.debug("load_failed", exc_info=error)
             raise StartupError(f"the model could not be loaded: {type(error).__name__}: {error}") from error
 
-    async def _end(self, http: Carrier, serving: asyncio.Task[None], engine: LocalEngine | None) -> None:
-        """Refuse new work, end what runs, close the port. Bounded: a stuck client or engine does not hold the exit."""
+    async def _end(
+        self, carriers: Sequence[Carrier], serving: Sequence[asyncio.Task[None]], engine: LocalEngine | None
+    ) -> None:
+        """Refuse new work, end what runs, close the ports. Bounded: a stuck client or engine does not hold the exit."""
         self._prompt.clear()
         if self.state.phase != "failed":
             self.state.phase = "stopping"
         log.info("stopping")
-        http.should_exit = True
+        for http in carriers:
+            http.should_exit = True
         if engine is not None:
             engine.stop(Unavailable(message="The server is stopping."))
             ended = await asyncio.to_thread(engine.join, JOIN_SECONDS)
             self.threads_left = self.threads_left or not ended
-        await asyncio.wait({serving}, timeout=DRAIN_SECONDS if engine is not None else 0.5)
+        await asyncio.wait(serving, timeout=DRAIN_SECONDS if engine is not None else 0.5)
         log.info("server stopped")
 
     def _failed(self) -> None:

@@ -26,6 +26,7 @@ from ninfer_core.api import (
     Result,
     Started,
     Timings,
+    TokenLogprob,
 )
 from ninfer_core.api.jobs import Channel, FinishReason
 
@@ -53,7 +54,8 @@ class FakeEngine:
 
     ``pieces``: the deltas in order, each a text of the content channel or a ``(channel, text)`` pair. ``refusal`` is
     raised before any output, ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs``
-    holds what was submitted, ``cancelled`` the generations that were left before their end.
+    holds what was submitted, ``cancelled`` the generations that were left before their end. A job that asks for log
+    probabilities gets one record per byte of content, -0.25 each, its rivals the bytes that follow it.
     """
 
     def __init__(
@@ -109,8 +111,8 @@ class FakeEngine:
             raise ApiError("invalid_token", f"token {token_id} is not in the vocabulary of 256 tokens")
         return bytes([token_id])
 
-    def result(self) -> Result:
-        """The end every generation comes to."""
+    def result(self, job: ChatJob | RawJob | None = None) -> Result:
+        """The end every generation comes to; ``job`` decides what is reported of it."""
         reasoning = "".join(text for channel, text in self.pieces if channel == "reasoning")
         content = "".join(text for channel, text in self.pieces if channel == "content")
         token_ids = tuple((reasoning + content).encode())
@@ -127,6 +129,7 @@ class FakeEngine:
             timings=self.timings,
             seed=7,
             prompt_ids=tuple(range(self.prompt_tokens)),
+            logprobs=_records(content, job),
         )
 
     def events(self, job: ChatJob | RawJob) -> list[Event]:
@@ -142,8 +145,9 @@ class FakeEngine:
                 )
             )
         for channel, text in self.pieces:
-            out.append(Delta(channel=channel, text=text, token_ids=tuple(text.encode()), timings=self.timings))
-        out.append(Done(result=self.result()))
+            ids, records = tuple(text.encode()), _records(text, job) if channel == "content" else ()
+            out.append(Delta(channel=channel, text=text, token_ids=ids, timings=self.timings, logprobs=records))
+        out.append(Done(result=self.result(job)))
         return out
 
     def _submit(self, job: ChatJob | RawJob) -> FakeGeneration:
@@ -200,6 +204,19 @@ class FakeGeneration:
         self.engine.running -= 1
         if not self.finished:
             self.engine.cancelled.append(self)
+
+
+def _records(content: str, job: ChatJob | RawJob | None) -> tuple[TokenLogprob, ...]:
+    if job is None or job.logprobs is None:
+        return ()
+    return tuple(
+        TokenLogprob(
+            token_id=byte,
+            logprob=-0.25,
+            top=tuple(((byte + rank) % 256, -0.25 - rank) for rank in range(job.logprobs)),
+        )
+        for byte in content.encode()
+    )
 
 
 class FakeContext:

@@ -11,6 +11,7 @@ from ninfer_core.api import ApiError, ChatJob, Message, Part, PromptFormat, RawJ
 
 from .modes import EFFORTS, Defaults, Mode, nearest_effort, resolve
 from .provenance import Spellings
+from .segments import SegmentedTokenizer
 from .template import ChatTemplate, Rendered
 from .tokenizer import HFTokenizer
 from .tool_sources import derived_sources
@@ -49,6 +50,8 @@ class PromptBuilder:
             thinking=default_thinking, effort=default_effort, preserve_thinking=default_preserve_thinking
         )
         self._defaults.check()
+        tokenizer = format.tokenizer
+        self._segments = SegmentedTokenizer(tokenizer) if isinstance(tokenizer, HFTokenizer) else None
         self._spellings = Spellings([*format.tokenizer.control_tokens, *_tags(format.reasoning)])
         self._template, self._broken = self._compile(template_override)
         self._efforts = self._accepted_efforts(None if template_override is not None else format.efforts)
@@ -152,29 +155,31 @@ class PromptBuilder:
         syntax = self._format.reasoning
         return syntax is not None and marked.rstrip().endswith(syntax.open)
 
-    def _encode(self, rendered: Rendered) -> Iterator[int]:
+    def _encode(self, rendered: Rendered) -> list[int]:
         """The template's spellings as control tokens. Text with a client's spelling in it is encoded apart, as plain
         text; everything else in one go, as the model was trained on."""
+        ids: list[int] = []
         first, run = True, ""
         for piece, is_control in self._spellings.split(rendered.marked):
             text = rendered.marks.plain(piece)
             if is_control or not self._spellings.occur_in(text):
                 run += text
                 continue
-            yield from self._encode_control(run, first=first)
-            yield from self._encode_text(text, first=first and not run)
+            ids += self._encode_control(run, first=first)
+            ids += self._encode_text(text, first=first and not run)
             first, run = False, ""
-        yield from self._encode_control(run, first=first)
+        ids += self._encode_control(run, first=first)
+        return ids
 
     def _encode_control(self, text: str, *, first: bool) -> list[int]:
-        tokenizer = self._format.tokenizer
-        if isinstance(tokenizer, HFTokenizer):
-            return tokenizer.encode_with_control(text, first=first)
-        return tokenizer.encode_with_control(text)
+        if self._segments is not None:
+            return self._segments.encode_with_control(text, first=first)
+        return self._format.tokenizer.encode_with_control(text)
 
     def _encode_text(self, text: str, *, first: bool) -> list[int]:
-        tokenizer = self._format.tokenizer
-        return tokenizer.encode(text, first=first) if isinstance(tokenizer, HFTokenizer) else tokenizer.encode(text)
+        if self._segments is not None:
+            return self._segments.encode(text, first=first)
+        return self._format.tokenizer.encode(text)
 
     def _tool_texts(self, job: ChatJob) -> Iterator[tuple[int, ...]]:
         for message in job.messages:

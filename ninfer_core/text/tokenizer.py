@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,8 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 class HFTokenizer:
     """A tokenizer of the ``tokenizers`` library (``api.Tokenizer``). Immutable; any thread may use it.
 
-    Every added token is a control token, except those that only spell white space. ``special_ids`` are the control
+    Every one of ``added_tokens`` is a control token, except those that only spell white space. ``has_flagged_tokens``:
+    whether one takes in white space beside it or has to be a word of its own. ``special_ids`` are the control
     tokens whose text is withheld from output; the others (``<think>``) are text. Raises ArtifactError for a document
     that is broken, of an unsupported kind, or whose ids leave gaps.
     """
@@ -38,6 +39,8 @@ class HFTokenizer:
             self._plain_later = _build({**plain, "pre_tokenizer": later["pre_tokenizer"]})
         self._pieces = _pieces(document, self._full)
         self._added: dict[int, str] = {entry["id"]: entry["content"] for entry in document["added_tokens"]}
+        self.added_tokens: Mapping[str, int] = MappingProxyType({s: number for number, s in self._added.items()})
+        self.has_flagged_tokens = doc.has_flagged_tokens(document)
         self._bytes: list[bytes | None] = [None] * len(self._pieces)  # filled on first use
         self.size = len(self._pieces)
         self.control_tokens: Mapping[str, int] = MappingProxyType({s: entry["id"] for s, entry in control.items()})
@@ -51,6 +54,14 @@ class HFTokenizer:
     def encode_with_control(self, text: str, *, first: bool = True) -> list[int]:
         """Text in which a control token's spelling is that token."""
         return _ids(self._full if first else self._full_later, text)
+
+    def encode_many(self, texts: Sequence[str], *, control: bool, first: bool) -> list[list[int]]:
+        """Each text by itself, as ``encode_with_control`` (``control``) or ``encode`` would; on several threads."""
+        if control:
+            chosen = self._full if first else self._full_later
+        else:
+            chosen = self._plain if first else self._plain_later
+        return [encoding.ids for encoding in chosen.encode_batch_fast(texts, add_special_tokens=False)]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; InvariantError outside ``0..size-1``."""

@@ -42,6 +42,12 @@ def control_tokens(document: Document) -> dict[str, Document]:
     }
 
 
+def has_flagged_tokens(document: Document) -> bool:
+    """Whether an added token is matched otherwise than as it is spelled, wherever that is."""
+    flags = ("single_word", "lstrip", "rstrip")
+    return any(entry[flag] for entry in document["added_tokens"] for flag in flags)
+
+
 def without_control(document: Document, control: dict[str, Document]) -> Document:
     """A document whose tokenizer writes a control token's spelling with ordinary tokens.
 

@@ -1,24 +1,36 @@
-"""The whole application behind its door on a fake engine, spoken to as ASGI: no socket, no model."""
+"""The whole application behind its door, on a fake engine or a scripted model, spoken to as ASGI: no socket."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
+from ninfer_core import options as command_line
 from ninfer_core.api import OptionValues
+from ninfer_core.engine.load import load_engine
+from ninfer_core.engine.progress import Silent
 from ninfer_core.serve import door as door_module
 from ninfer_core.serve.run import compose as compose_door
 from ninfer_core.serve.state import ServerState
 from ninfer_core.testing import FakeEngine, compose
 
 VERSION = "1.2.3+test"
-OPTIONS = {"frontends": None, "max_request_mib": 1, "assistant_prefill": False, "usage_chunk_choice": False}
+OPEN_TO_ALL = {"host": "127.0.0.1", "api_key": None, "cors": False, "allowed_host": ()}
+OPTIONS = {
+    **OPEN_TO_ALL,
+    "frontends": None,
+    "max_request_mib": 1,
+    "assistant_prefill": False,
+    "usage_chunk_choice": False,
+}
 
 
 @dataclass
@@ -114,3 +126,51 @@ class Wire:
 @pytest.fixture
 def wire() -> Callable[..., Wire]:
     return Wire
+
+
+class Scripted:
+    """The real engine on a script, behind the door; one event loop for all its requests."""
+
+    def __init__(self, script: dict[str, Any], folder: Path, *flags: str) -> None:
+        file = folder / "script.json"
+        file.write_bytes(msgspec.json.encode(script))
+        plugins = compose(["scripted", "kv_bf16", "openai", "llamacpp"])
+        (model,), values = command_line.parse([f"scripted:{file}", *flags], plugins, "serve")
+        self.runner = asyncio.Runner()
+        self.engine = load_engine(model, values, plugins, Silent())
+        self.engine.start(self.runner.get_loop())
+        self.door = compose_door(values, plugins, ServerState(phase="ready", engine=self.engine), VERSION)
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.door), base_url="http://127.0.0.1")
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            async with self.client() as client:
+                return await client.post(path, content=msgspec.json.encode(body), timeout=30)
+
+        return self.runner.run(ask())
+
+    def close(self) -> None:
+        self.engine.stop()
+        assert self.engine.join(10)
+        self.runner.close()
+
+
+OpenScripted = Callable[..., AbstractContextManager[Scripted]]
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> OpenScripted:
+    """``with scripted(script, *flags) as server``: a server on that script."""
+    folder = tmp_path_factory.mktemp("scripts")
+
+    @contextmanager
+    def opened(script: dict[str, Any], *flags: str) -> Iterator[Scripted]:
+        server = Scripted(script, folder, *flags)
+        try:
+            yield server
+        finally:
+            server.close()
+
+    return opened

@@ -96,7 +96,17 @@ class Generation:
 
 
 def main(settings: dict[str, Any]) -> int:
-    values = {"host": "127.0.0.1", "frontends": None, "max_request_mib": 1, "model_id": None, **settings}
+    values = {
+        "host": "127.0.0.1",
+        "api_key": None,
+        "cors": False,
+        "allowed_host": (),
+        "stats_port": None,
+        "frontends": None,
+        "max_request_mib": 1,
+        "model_id": None,
+        **settings,
+    }
     logs.configure("info", False)
 
     def load(progress: Any) -> Any:

@@ -170,7 +170,7 @@ def test_a_body_of_undeclared_length_is_413_as_soon_as_it_is_too_long(serve):
                 yield chunk
 
         transport = httpx.ASGITransport(site.door)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             response = await client.post("/completion", content=counted())
         return response, sent
 

@@ -30,6 +30,15 @@ CASES: dict[str, tuple[dict[str, Any], str, str, Any]] = {
     "chat_stream": ({}, "POST", CHAT, {**TURN, "stream": True}),
     "chat_stream_reasoning": (THOUGHT, "POST", CHAT, {**TURN, "stream": True}),
     "chat_stream_usage": ({}, "POST", CHAT, {**TURN, "stream": True, "stream_options": {"include_usage": True}}),
+    "chat_aggregate_logprobs": (THOUGHT, "POST", CHAT, {**TURN, "logprobs": True, "top_logprobs": 2}),
+    "chat_stream_logprobs": (
+        {"pieces": [("reasoning", "Hm"), "Pa", "é"]},
+        "POST",
+        CHAT,
+        {**TURN, "stream": True, "logprobs": True, "top_logprobs": 1},
+    ),
+    "chat_post_thinking_unknown": ({}, "POST", CHAT, {**TURN, "post_thinking": {"temp": 0.5}}),
+    "chat_top_logprobs_alone": ({}, "POST", CHAT, {**TURN, "top_logprobs": 5}),
     "chat_stream_progress": (
         {"pieces": ["OK"]},
         "POST",

@@ -46,6 +46,28 @@ def test_a_stream_with_usage(serve):
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 5
 
 
+def test_log_probabilities(serve):
+    async def run():
+        engine = FakeEngine(pieces=[("reasoning", "Hm"), "O", "é"])
+        asked: Any = {**ASK, "logprobs": True, "top_logprobs": 2}
+        whole = await client(serve(engine)).chat.completions.create(**asked)
+        async with client(serve(engine)).chat.completions.stream(**asked) as stream:
+            added_up = await stream.get_final_completion()
+        none = await client(serve(engine)).chat.completions.create(**ASK)
+        return whole.choices[0].logprobs, added_up.choices[0].logprobs, none.choices[0].logprobs
+
+    whole, added_up, none = asyncio.run(run())
+    assert none is None
+    assert whole is not None and whole.content is not None and whole.refusal is None
+    assert [(one.token, one.logprob, one.bytes) for one in whole.content] == [
+        ("O", -0.25, [79]),
+        ("\ufffd", -0.25, [0xC3]),
+        ("\ufffd", -0.25, [0xA9]),
+    ]
+    assert [(one.token, one.logprob) for one in whole.content[0].top_logprobs] == [("O", -0.25), ("P", -1.25)]
+    assert added_up is not None and added_up.content == whole.content
+
+
 def test_a_failure_inside_a_stream_is_raised(serve):
     async def run():
         stream = await client(serve(FakeEngine(failure=Unavailable()))).chat.completions.create(**ASK, stream=True)

@@ -46,7 +46,7 @@ class Server:
 
     def post(self, path: str, **body: Any) -> Any:
         async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.door), base_url="http://x") as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.door), base_url="http://[::1]") as client:
                 return await client.post(path, content=msgspec.json.encode(body), timeout=30)
 
         return self.runner.run(ask())

@@ -213,7 +213,7 @@ def test_a_further_ctrl_c_cuts_the_stop_short(start):
     server = start(pause_seconds=30)
     base = server.ready()
     # a raw request that never ends keeps the server stopping
-    request = b"POST /completion HTTP/1.1\r\nhost: x\r\ncontent-length: 30\r\n\r\n" + msgspec.json.encode(
+    request = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30\r\n\r\n" + msgspec.json.encode(
         {"prompt": "hi", "stream": True}
     ).ljust(30)
     with socket.create_connection(("127.0.0.1", int(base.rsplit(":", 1)[1]))) as client:

@@ -57,6 +57,7 @@ class OpenAI:
             include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             usage_choice=self._usage_choice,
             timings_per_token=bool(body.timings_per_token),
+            token_bytes=None if job.logprobs is None else engine.token_bytes,
         )
         generation = await engine.chat(job)
         if body.stream:

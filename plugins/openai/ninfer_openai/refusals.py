@@ -50,16 +50,6 @@ def _sampling(body: ChatBody) -> None:
             raise not_supported(
                 "logit_bias", f"No 'logit_bias' is applied; token {quoted(token)} has a bias of {bias:g}."
             )
-    if body.logprobs:
-        raise not_supported("logprobs", "Log probabilities are not reported; leave 'logprobs' out or send false.")
-    if body.top_logprobs:
-        text = f"'top_logprobs' is {body.top_logprobs} and needs 'logprobs' true, which is not served."
-        raise not_supported("top_logprobs", text)
-    if body.post_thinking is not None:
-        raise not_supported("post_thinking", "Reasoning and answer are sampled alike; leave 'post_thinking' out.")
-    if body.thinking_budget is not None:
-        text = f"Thinking is not capped; leave 'thinking_budget' out (it is {body.thinking_budget})."
-        raise not_supported("thinking_budget", text)
 
 
 def _tools(body: ChatBody) -> None:

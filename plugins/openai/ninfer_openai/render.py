@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_core.api import Delta, Done, Generation, Progress, Result, Started
+from ninfer_core.api import Delta, Done, Generation, Progress, Result, Started, TokenLogprob
 from ninfer_core.api.http import DONE, sse_event
+
+from .logprobs import TokenBytes, choice_logprobs
 
 FINISH = {
     "stop_token": "stop",
@@ -28,6 +30,11 @@ class Rendering:
     include_usage: bool = False
     usage_choice: bool = False  # --usage-chunk-choice
     timings_per_token: bool = False
+    token_bytes: TokenBytes | None = None  # None: no log probabilities were asked for
+
+    def logprobs(self, records: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """A choice's ``logprobs``; null when not asked for."""
+        return None if self.token_bytes is None else choice_logprobs(records, self.token_bytes)
 
 
 def completion(result: Result, rendering: Rendering) -> dict[str, Any]:
@@ -36,7 +43,8 @@ def completion(result: Result, rendering: Rendering) -> dict[str, Any]:
     if result.reasoning:
         message["reasoning_content"] = result.reasoning
     message["refusal"] = None
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": FINISH[result.finish]}
+    logprobs = rendering.logprobs(result.logprobs)
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": FINISH[result.finish]}
     return {
         "id": rendering.id,
         "object": "chat.completion",
@@ -60,7 +68,10 @@ def usage(result: Result) -> dict[str, Any]:
 
 
 async def chunks(generation: Generation, rendering: Rendering) -> AsyncIterator[bytes]:
-    """The event stream: role, progress, deltas, finish, usage when asked for, ``[DONE]``."""
+    """The event stream: role, progress, deltas, finish, usage when asked for, ``[DONE]``.
+
+    A record of a token goes out with the chunk of its text; records without any text follow in a chunk of their own.
+    """
     async with generation:
         async for event in generation:
             match event:
@@ -71,8 +82,10 @@ async def chunks(generation: Generation, rendering: Rendering) -> AsyncIterator[
                 case Delta(channel=channel, text=text):
                     key = "reasoning_content" if channel == "reasoning" else "content"
                     extra: dict[str, Any] = {"timings": event.timings.to_json()} if rendering.timings_per_token else {}
-                    yield _chunk(rendering, {key: text}, **extra)
+                    yield _chunk(rendering, {key: text}, records=event.logprobs, **extra)
                 case Done(result=result):
+                    if event.logprobs and rendering.token_bytes is not None:
+                        yield _chunk(rendering, {}, records=event.logprobs)
                     for chunk in _ending(rendering, result):
                         yield chunk
 
@@ -94,9 +107,16 @@ def _progress(rendering: Rendering, event: Progress) -> bytes:
     return _chunk(rendering, {}, prompt_progress=counts, **extra)
 
 
-def _chunk(rendering: Rendering, delta: dict[str, str], *, finish: str | None = None, **extra: Any) -> bytes:
+def _chunk(
+    rendering: Rendering,
+    delta: dict[str, str],
+    *,
+    finish: str | None = None,
+    records: Sequence[TokenLogprob] = (),
+    **extra: Any,
+) -> bytes:
     head = _head(rendering)
-    head["choices"] = [_choice(delta, finish)]
+    head["choices"] = [_choice(delta, finish, rendering.logprobs(records) if records else None)]
     if rendering.include_usage:
         head["usage"] = None
     return sse_event({**head, **extra})
@@ -111,5 +131,5 @@ def _head(rendering: Rendering) -> dict[str, Any]:
     }
 
 
-def _choice(delta: dict[str, str], finish: str | None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+def _choice(delta: dict[str, str], finish: str | None, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -9,7 +9,7 @@ from ninfer_core.api.http import invalid_value, not_supported, quoted
 
 from .messages import messages
 from .refusals import refuse_unsupported
-from .types import ChatBody
+from .types import ChatBody, PostThinking
 
 WIDEST_TOP_K = 20  # the sampler's candidate domain
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
@@ -35,30 +35,43 @@ def to_job(body: ChatBody, *, request_id: str, assistant_prefill: bool) -> ChatJ
         max_tokens_is_open=limit == -1,
         stops=_stops(body.stop),
         ignore_eos=body.ignore_eos,
+        logprobs=_logprobs(body),
         want_progress=bool(body.return_progress and body.stream),
         request_id=request_id,
         protocol="openai-chat",
         thinking=thinking,
         effort=effort,
         preserve_thinking=_agreed("preserve_thinking", body.preserve_thinking, typed["preserve_thinking"]),
+        thinking_budget=body.thinking_budget,
+        post_thinking=None if body.post_thinking is None else sampling(body.post_thinking, "post_thinking."),
         template_kwargs=kwargs,
         prefill=assistant_prefill and _is_prefill(conversation, thinking),
     )
 
 
-def sampling(body: ChatBody) -> SamplingRequest:
+def sampling(wire: ChatBody | PostThinking, place: str = "") -> SamplingRequest:
     """``top_k`` above the sampler's domain is clamped, not refused: other servers default to 40."""
-    if body.seed is not None and not -(1 << 63) <= body.seed < 1 << 63:
-        raise invalid_value("seed", body.seed, "a whole number of 64 bits, with sign")
+    if wire.seed is not None and not -(1 << 63) <= wire.seed < 1 << 63:
+        raise invalid_value(f"{place}seed", wire.seed, "a whole number of 64 bits, with sign")
     return SamplingRequest(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=None if body.top_k is None else min(body.top_k, WIDEST_TOP_K),
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        seed=body.seed,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=None if wire.top_k is None else min(wire.top_k, WIDEST_TOP_K),
+        min_p=wire.min_p,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        seed=wire.seed,
     )
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    """How many rivals of each token to report; None: nothing is reported."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        text = f"'top_logprobs' is {body.top_logprobs}, but counts only beside 'logprobs' true."
+        raise ApiError("invalid_value", text, param="top_logprobs")
+    return None
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+Temperature = Annotated[float, Meta(ge=0, le=2)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=0)]
@@ -68,6 +69,18 @@ class ResponseFormat(Struct):
     type: str
 
 
+class PostThinking(Struct, forbid_unknown_fields=True):
+    """The answer's own sampler: a misspelt member would be silently sampled with the preset, so it is refused."""
+
+    temperature: Temperature | None = None
+    top_p: Unit | None = None
+    top_k: Count | None = None
+    min_p: Unit | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: int | None = None
+
+
 class ChatBody(Struct):
     messages: Annotated[list[MessageIn], Meta(min_length=1)]
     model: str | None = None
@@ -79,7 +92,7 @@ class ChatBody(Struct):
     ignore_eos: bool = False  # null is refused: the contract takes a boolean only
     n: int | None = None
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Unit | None = None
     top_k: Count | None = None
     min_p: Unit | None = None
@@ -90,7 +103,7 @@ class ChatBody(Struct):
     logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    post_thinking: dict[str, Any] | None = None
+    post_thinking: PostThinking | None = None
 
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None

@@ -77,9 +77,14 @@ def test_neutral_fields_change_nothing(extra):
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": {}}, "missing_required_parameter", "response_format.type"),
         ({"logit_bias": {"50": 1}}, "logit_bias_not_supported", "logit_bias"),
-        ({"logprobs": True}, "logprobs_not_supported", "logprobs"),
-        ({"top_logprobs": 3}, "top_logprobs_not_supported", "top_logprobs"),
-        ({"top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"logprobs": 1}, "invalid_type", "logprobs"),
+        ({"logprobs": "true"}, "invalid_type", "logprobs"),
+        ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 1.5}, "invalid_type", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "invalid_type", "top_logprobs"),
         ({"verbosity": "high"}, "verbosity_not_supported", "verbosity"),
         ({"verbosity": "loud"}, "invalid_value", "verbosity"),
         ({"tools": [{"type": "function"}]}, "tools_not_supported", "tools"),
@@ -92,9 +97,37 @@ def test_neutral_fields_change_nothing(extra):
         ({"moderation": {"a": 1}}, "moderation_not_supported", "moderation"),
         ({"repetition_penalty": 1.1}, "repetition_penalty_not_supported", "repetition_penalty"),
         ({"mm_processor_kwargs": {"fps": 2}}, "mm_processor_kwargs_not_supported", "mm_processor_kwargs.fps"),
-        ({"thinking_budget": 512}, "thinking_budget_not_supported", "thinking_budget"),
         ({"thinking_budget": 0}, "invalid_value", "thinking_budget"),
-        ({"post_thinking": {}}, "post_thinking_not_supported", "post_thinking"),
+        ({"thinking_budget": -1}, "invalid_value", "thinking_budget"),
+        ({"thinking_budget": 1.5}, "invalid_type", "thinking_budget"),
+        ({"thinking_budget": "5"}, "invalid_type", "thinking_budget"),
+        ({"thinking_budget": True}, "invalid_type", "thinking_budget"),
+        ({"thinking_budget": {}}, "invalid_type", "thinking_budget"),
+        ({"post_thinking": []}, "invalid_type", "post_thinking"),
+        ({"post_thinking": True}, "invalid_type", "post_thinking"),
+        *(
+            ({"post_thinking": {field: value}}, code, f"post_thinking.{field}")
+            for field, value, code in (
+                ("temperature", 2.1, "invalid_value"),
+                ("temperature", -0.1, "invalid_value"),
+                ("temperature", "1", "invalid_type"),
+                ("top_p", 1.1, "invalid_value"),
+                ("top_p", [], "invalid_type"),
+                ("top_k", -1, "invalid_value"),
+                ("top_k", 1.5, "invalid_type"),
+                ("min_p", 1.1, "invalid_value"),
+                ("min_p", False, "invalid_type"),
+                ("presence_penalty", 2.1, "invalid_value"),
+                ("frequency_penalty", -2.1, "invalid_value"),
+                ("frequency_penalty", "0", "invalid_type"),
+                ("seed", 1 << 63, "invalid_value"),
+                ("seed", -(1 << 63) - 1, "invalid_value"),
+                ("seed", 0.5, "invalid_type"),
+                ("max_tokens", 5, "unknown_parameter"),
+                ("Temperature", 1, "unknown_parameter"),
+                ("stop", None, "unknown_parameter"),
+            )
+        ),
         ({"graft": "v1"}, "unknown_graft", "graft"),
         ({"graft": 7}, "invalid_type", "graft"),
         *(
@@ -161,6 +194,45 @@ def test_sampling_is_taken_over_and_top_k_clamped():
     assert job({**TURN, **asked}).sampling == SamplingRequest(**{**asked, "top_k": 20})
     assert job(TURN).sampling == SamplingRequest()
     assert job({**TURN, "top_k": 0}).sampling.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "rivals"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": None, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": None}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+    ids=str,
+)
+def test_log_probabilities_are_reported_when_asked_for(asked, rivals):
+    assert job({**TURN, **asked}).logprobs == rivals
+
+
+def test_thinking_budgets_and_the_answers_sampler_are_taken_over():
+    plain = job(TURN)
+    assert (plain.thinking_budget, plain.post_thinking) == (None, None)
+    assert job({**TURN, "thinking_budget": None, "post_thinking": None}) == plain
+    assert [job({**TURN, "thinking_budget": n}).thinking_budget for n in (1, 512, 1 << 70)] == [1, 512, 1 << 70]
+    # an empty object is not the same as none: it selects the preset
+    assert job({**TURN, "post_thinking": {}}).post_thinking == SamplingRequest()
+    asked = {
+        "temperature": 2,
+        "top_p": 0,
+        "top_k": 40,
+        "min_p": 1,
+        "presence_penalty": 2,
+        "frequency_penalty": -2,
+        "seed": -1,
+    }
+    made = job({**TURN, "temperature": 1, "top_k": 5, "post_thinking": asked})
+    assert made.post_thinking == SamplingRequest(**{**asked, "top_k": 20})
+    assert made.sampling == SamplingRequest(temperature=1, top_k=5)
+    assert job({**TURN, "post_thinking": {"top_k": None, "seed": None}}).post_thinking == SamplingRequest()
 
 
 @pytest.mark.parametrize(
