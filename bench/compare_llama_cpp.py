@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ninfer_core import demo
-from ninfer_core.cli.rows import Row, append, quantiles, row
+from ninfer_core.cli.rows import Row, append, p90, quantiles, row
 
 HERE = Path(__file__).resolve().parent
 VERSION = "3.22.1"
@@ -99,8 +99,11 @@ def ninfer(model: str, args: argparse.Namespace) -> list[Row]:
 
 def merged(items: list[Row]) -> Row:
     """One row of the rounds' medians."""
-    low, median, high = quantiles([item.median_ms for item in items])
-    return msgspec.structs.replace(items[-1], median_ms=median, p20_ms=low, p80_ms=high)
+    medians = [item.median_ms for item in items]
+    low, median, high = quantiles(medians)
+    return msgspec.structs.replace(
+        items[-1], median_ms=median, p20_ms=low, p80_ms=high, p90_ms=p90(medians), max_ms=max(medians)
+    )
 
 
 def report(rows: list[Row]) -> None:

@@ -20,13 +20,15 @@ STOP_SECONDS = 20.0
 
 
 class Served:
-    """``ninfer-serve MODEL FLAGS`` in a process of its own: ready inside the block. RuntimeError when it does not start;
-    its log is in ``log``."""
+    """``ninfer-serve MODEL FLAGS`` in a process of its own, ready inside the block; RuntimeError when it does not start.
+
+    ``log`` is what it said so far, ``status`` how it ended.
+    """
 
     def __init__(self, model: str, *flags: str) -> None:
         self._command = [sys.executable, "-m", "ninfer_core.cli.serve", model, "--host", HOST, "--port", "0", *flags]
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        self.status: int | None = None  # how it ended
+        self.status: int | None = None
 
     def __enter__(self) -> Served:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=self._stderr)

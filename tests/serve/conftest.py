@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ from ninfer_core.serve import door as door_module
 from ninfer_core.serve.run import compose as compose_door
 from ninfer_core.serve.state import ServerState
 from ninfer_core.testing import FakeEngine, compose
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `live_server`
 
 VERSION = "1.2.3+test"
 OPEN_TO_ALL = {"host": "127.0.0.1", "api_key": None, "cors": False, "allowed_host": ()}
@@ -128,13 +132,19 @@ def wire() -> Callable[..., Wire]:
     return Wire
 
 
+@functools.cache
+def scripted_plugins() -> Any:
+    """Immutable, so every server may share them."""
+    return compose(["scripted", "kv_bf16", "openai", "llamacpp"])
+
+
 class Scripted:
     """The real engine on a script, behind the door; one event loop for all its requests."""
 
     def __init__(self, script: dict[str, Any], folder: Path, *flags: str) -> None:
         file = folder / "script.json"
         file.write_bytes(msgspec.json.encode(script))
-        plugins = compose(["scripted", "kv_bf16", "openai", "llamacpp"])
+        plugins = scripted_plugins()
         (model,), values = command_line.parse([f"scripted:{file}", *flags], plugins, "serve")
         self.runner = asyncio.Runner()
         self.engine = load_engine(model, values, plugins, Silent())
