@@ -20,7 +20,7 @@ STOP_SECONDS = 20.0
 
 
 class Served:
-    """``ninfer-serve MODEL FLAGS`` in a process of its own, ready inside the block; RuntimeError when it does not start.
+    """``ninfer-serve MODEL FLAGS`` in a process of its own, ready inside the block; RuntimeError when it cannot start.
 
     ``log`` is what it said so far, ``status`` how it ended.
     """
