@@ -33,7 +33,8 @@ def message(content: bytes) -> bytes:
 
 
 def chat(*messages: bytes) -> bytes:
-    return b'{"max_tokens":1,"messages":[' + b",".join(messages) + b"]}"
+    """Parsed whole, then refused for its model: what a prompt costs afterwards is not measured here."""
+    return b'{"model":"another","messages":[' + b",".join(messages) + b"]}"
 
 
 KINDS: dict[str, Callable[[int], bytes]] = {

@@ -49,7 +49,7 @@ STREAMS = 8
 DELAY_MS = 10.0
 QUIET_SECONDS = 3.0
 BODY_BYTES = 100 << 20
-ENDLESS = {"text": "la ", "finish": "never"}
+ENDLESS = {"text": "la", "finish": "never"}  # a last token that is never withheld
 CONTENT_TYPE = {"content-type": "application/json"}
 
 

@@ -11,9 +11,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, MutableMapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from ninfer_core.api import Option, boolean, choice
+from ninfer_core.log_sinks import ForgivingSink
 
 FLOORS = {
     "trace": logging.NOTSET,
@@ -49,10 +50,11 @@ Fields = MutableMapping[str, Any]
 
 
 def configure(level: str = "info", colours: bool = True, stream: TextIO | None = None) -> None:
-    """Set up structlog and ``logging`` for this process; ``stream`` is stderr unless a test names another."""
+    """Set up structlog and ``logging`` for this process; ``stream`` is stderr unless named. A stream that fails loses
+    its lines and nothing else."""
     import structlog
 
-    out = stream if stream is not None else sys.stderr
+    out = cast(TextIO, ForgivingSink(stream if stream is not None else sys.stderr))
     render = renderer(colours and out.isatty())
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,

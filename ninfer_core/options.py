@@ -185,6 +185,8 @@ def _parsed(offer: Offer, raw: str, plugins: Plugins | None) -> Any:
     except ValueError as error:
         shown = "VALUE" if option.secret else repr(raw)
         raise OptionError(f"{option.flag} {shown} is not accepted; it takes {error}") from None
+    except Exception as error:
+        raise OptionError(f"plugin {offer.owner!r} failed to read {option.flag}: {type(error).__name__}") from error
     if option.choices_from is not None and plugins is not None:
         registry = getattr(plugins, option.choices_from)
         for name in (value,) if isinstance(value, str) else value:

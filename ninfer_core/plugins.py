@@ -8,9 +8,10 @@ start fails only when something it needs is not there, and the error then names 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from types import ModuleType
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from ninfer_core import api, hookspecs
-from ninfer_core.errors import PluginConflict, PluginError, StartupError, UnknownChoice
+from ninfer_core.errors import PluginError, StartupError, UnknownChoice
 from ninfer_core.registry import Registry, nearest
 
 T = TypeVar("T")
@@ -58,6 +59,21 @@ class Plugins:
     def broken(self) -> list[PluginRecord]:
         return [record for record in self.records if record.status == "broken"]
 
+    @contextlib.contextmanager
+    def blaming(self, registry: Registry[Any], name: str, what: str) -> Iterator[None]:
+        """Around a call into what a plugin offers: whatever it raises becomes one line that names the plugin.
+
+        StartupErrors pass: the plugin has said itself what is wrong.
+        """
+        try:
+            yield
+        except StartupError:
+            raise
+        except CAUGHT as error:
+            origin = registry.origin(name)
+            said = f"{type(error).__name__}: {_line(error)}"
+            raise StartupError(f"plugin {origin!r} failed to {what} {name!r}: {said}") from error
+
     def choose(self, registry: Registry[T], name: str) -> T:
         """``registry[name]``; when it is missing and a plugin is broken, the error says so too."""
         try:
@@ -70,6 +86,19 @@ class Plugins:
             raise StartupError(f"{unknown}; {why}") from None
 
 
+CAUGHT = (Exception, SystemExit)
+"""What a plugin may raise without ending the process: a module that calls ``sys.exit`` is broken, no more."""
+
+KINDS: dict[str, type] = {
+    "options": api.Option,
+    "commands": api.Command,
+    "importers": api.Importer,
+    "weight_formats": api.WeightFormat,
+    "model_families": api.ModelFamily,
+    "kv_dtypes": api.KVDtype,
+    "speculative_backends": api.SpeculativeBackend,
+    "protocol_frontends": api.ProtocolFrontend,
+}
 CATEGORIES = tuple(name.removeprefix("ninfer_") for name in dir(hookspecs) if name.startswith("ninfer_"))
 
 
@@ -101,16 +130,19 @@ def load(
         record = PluginRecord(name=point.name, module=point.value)
         if distribution is not None:
             record.distribution, record.version = distribution.name, distribution.version
-        if point.name in seen:
-            raise PluginConflict("plugin", point.name, seen[point.name], record.distribution)
-        seen[point.name] = record.distribution
         plugins.records.append(record)
         if (only is not None and point.name not in only) or point.name in without:
             record.status, record.reason = "left out", "by --plugins, --no-plugin or NINFER_PLUGINS"
             continue
+        if point.name in seen:
+            raise PluginError(
+                f"plugin {point.name!r} is installed twice: by {seen[point.name]} and by {record.distribution}; "
+                "uninstall one, or leave both out with --no-plugin"
+            )
+        seen[point.name] = record.distribution
         try:
             module = importlib.import_module(point.value)
-        except Exception as error:
+        except CAUGHT as error:
             record.status, record.reason = "broken", f"import failed: {type(error).__name__}: {_line(error)}"
             continue
         _register(manager, plugins, record, module)
@@ -125,8 +157,8 @@ def _register(manager: pluggy.PluginManager, plugins: Plugins, record: PluginRec
     """Check one plugin and add what it offers, all or nothing: a broken plugin offers nothing."""
     if record.name != CORE:
         record.api_level = level = getattr(module, "NINFER_API", None)
-        if level != api.API_LEVEL:
-            written = "states no API level (NINFER_API)" if level is None else f"was written for API level {level}"
+        if type(level) is not int or level != api.API_LEVEL:
+            written = "states no API level (NINFER_API)" if level is None else f"was written for API level {level!r}"
             record.status, record.reason = "broken", f"{record.name} {written}; this is API level {api.API_LEVEL}"
             return
     try:
@@ -135,7 +167,7 @@ def _register(manager: pluggy.PluginManager, plugins: Plugins, record: PluginRec
         offered = [(category, item) for category in CATEGORIES for item in _items(manager, module, category)]
     except PluginError as error:
         record.status, record.reason = "broken", _line(error)
-    except Exception as error:
+    except CAUGHT as error:
         record.status, record.reason = "broken", f"{type(error).__name__}: {_line(error)}"
     if record.status == "broken":
         if manager.is_registered(module):
@@ -151,9 +183,14 @@ def _items(manager: pluggy.PluginManager, module: ModuleType, category: str) -> 
         return []
     others = [other for other in manager.get_plugins() if other is not module]
     try:
-        return [item for items in manager.subset_hook_caller(hook, others)() for item in items]
-    except Exception as error:
+        items = [item for items in manager.subset_hook_caller(hook, others)() for item in items]
+    except CAUGHT as error:
         raise PluginError(f"{hook} raised {type(error).__name__}: {_line(error)}") from error
+    wanted = KINDS[category]
+    for item in items:
+        if not isinstance(item, wanted):
+            raise PluginError(f"{hook} returned {item!r:.80}, which is no {wanted.__name__}")
+    return items
 
 
 def _add(plugins: Plugins, record: PluginRecord, category: str, item: Any) -> None:

@@ -62,7 +62,7 @@ def quoted(value: object) -> str:
     """A value of the client's as JSON, cut to a readable length."""
     try:
         spelled = msgspec.json.encode(value).decode()
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
         return "not representable"
     return spelled if len(spelled) <= QUOTE_CHARACTERS else spelled[:QUOTE_CHARACTERS] + "..."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,9 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def guarded(fn: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
     """``fn(*args)`` as a process ends: a StartupError is one line on stderr and 1, ``--help`` is 0, Ctrl+C is 130.
 
-    A reader of stdout that went away (``| head``) ends the command quietly.
+    A reader of stdout that went away (``| head``) ends the command quietly; a stdout that is closed or full is one
+    line.
     """
     try:
+        if sys.stdout is None:
+            raise StartupError("standard output is closed; redirect it to /dev/null to do without")
         status = fn(*args, **kwargs)
         sys.stdout.flush()
         return status
@@ -40,6 +44,12 @@ def guarded(fn: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
         return 130
     except BrokenPipeError:
         # the interpreter flushes stdout once more at exit; give it somewhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        print(f"ninfer: the output cannot be written: {os.strerror(error.errno)}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

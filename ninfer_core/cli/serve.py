@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from ninfer_core import logs, options
 from ninfer_core.demo import resolve
+from ninfer_core.log_sinks import ThreadedSink
 
 from .main import guarded
 
@@ -31,7 +32,8 @@ def run(argv: Sequence[str]) -> int:
     from ninfer_core.serve.progress import CurrentStderr
     from ninfer_core.serve.run import serve
 
-    logs.configure(values["log_level"], values["log_colours"], cast(TextIO, CurrentStderr()))
+    sink = ThreadedSink(CurrentStderr())
+    logs.configure(values["log_level"], values["log_colours"], cast(TextIO, sink))
 
     def load(progress: Progress) -> LocalEngine:
         # torch loads here, behind the bound port
@@ -40,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
         return load_engine(resolve(found[0] if found else None), values, plugins, progress)
 
-    return serve(values, plugins, load)
+    return serve(values, plugins, load, drain=sink.drain)
 
 
 if __name__ == "__main__":

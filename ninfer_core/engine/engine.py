@@ -35,6 +35,7 @@ from ninfer_core.sampling.params import SamplingParams, post_thinking_by_default
 from ninfer_core.text.prompt import PreparedPrompt, PromptBuilder
 
 T = TypeVar("T")
+STOP_CHARACTERS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +197,7 @@ class LocalEngine:
             raise ContextLengthExceeded(prompt, self.limits.max_context)
         if prompt == 0:
             raise ApiError("invalid_prompt", "The prompt is empty; it needs at least one token.", param="prompt")
+        _check_stops(job.stops)
         params = resolve(job.sampling, self._preset(prepared), self._options)
         budget = self._budget(job, prompt)
         generation = LocalGeneration(sampling=params.describe(), max_tokens=budget.tokens, unit=unit)
@@ -272,6 +274,14 @@ class LocalEngine:
             share_pages=self.limits.pool_pages if self.limits.lease_growth else self.limits.share_pages,
             default=None if job.max_tokens_is_open else self.limits.default_max_tokens,
         )
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    """Stop strings are matched on the engine's thread, which everybody shares."""
+    held = sum(map(len, stops))
+    if held > STOP_CHARACTERS:
+        text = f"The stop strings hold {held} characters; this server takes {STOP_CHARACTERS} in all."
+        raise ApiError("invalid_value", text, param="stop")
 
 
 def _answer_empty(request: Request) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ninfer_core.api import CopySource, Draft, DraftRequest, Timings, TokenLogprob
+from ninfer_core.engine.generation import LocalGeneration
 from ninfer_core.engine.request import Request
 from ninfer_core.errors import InvariantError
 from ninfer_core.kv.pages import PAGE_TOKENS, AddressSpace, PagePool, pages_for
@@ -83,8 +84,13 @@ class Lane:
         if room < 1:
             return None
         for source, handle in self.drafting:
-            draft = source.propose(handle, self.ledger, min(room, source.max_drafts))
-            if draft is not None and draft.tokens:
+            most = min(room, source.max_drafts)
+            draft = source.propose(handle, self.ledger, most)
+            if draft is None:
+                continue
+            if not isinstance(draft, Draft) or len(draft.tokens) > most:
+                raise InvariantError(f"{type(source).__module__} proposed {draft!r:.80}, not a Draft of up to {most}")
+            if draft.tokens:
                 return draft, source, handle
         return None
 
@@ -121,6 +127,7 @@ class LaneTable:
         self._lanes: list[Lane | None] = [None] * count
         self._sources = tuple(sources)
         self._open_session = open_session
+        self._releasing: Lane | None = None
         self._window = window  # --kv-lease-growth: output tokens reserved at a time; None: all of them at once
 
     @property
@@ -170,12 +177,20 @@ class LaneTable:
         self._lanes[free] = lane
         return lane
 
+    def generations(self) -> list[LocalGeneration]:
+        """Who still waits for a lane's end, a lane whose release has failed included."""
+        held = [*self.active, *([self._releasing] if self._releasing is not None else [])]
+        return [lane.request.generation for lane in held if lane.request.generation is not None]
+
     def release(self, lane: Lane) -> None:
+        """Free everything a lane holds. A copy source that raises is the engine's failure, after all else is free."""
         self._lanes[lane.index] = None
+        self._releasing = lane
         lane.space.close()
         self.states.give_back(lane.state_slot)
         for source, handle in lane.drafting:
             source.finish(handle)
+        self._releasing = None
 
     def grow_leases(self) -> list[Lane]:
         """Extend every lane's pages for its next step (engine.md §5.3); the lanes that had to be cut short now.

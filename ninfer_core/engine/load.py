@@ -67,18 +67,21 @@ def _compose(
 ) -> LocalEngine:
     runtime = _runtime(family, checkpoint, values)
     dtype = _kv_dtype(values, plugins)
-    format = family.prompt(checkpoint)
+    with plugins.blaming(plugins.model_families, family.name, "read the prompt format of the family"):
+        format = family.prompt(checkpoint)
     guidance = close_guidance(format, values["thinking_budget_message"])
     limits = _limits(values, runtime.max_context, guidance)
     sources = _copy_sources(family, format, limits, values, plugins)
     progress.stage("loading weights")
     loader = CheckpointWeights(checkpoint, plugins.weight_formats, runtime, progress=progress.advance)
-    built = family.build(checkpoint, loader, runtime)
+    with plugins.blaming(plugins.model_families, family.name, "build a model of the family"):
+        built = family.build(checkpoint, loader, runtime)
     progress.stage("allocating the KV pool")
     geometry = family.kv_geometry(checkpoint.config)
     if values["kv_capacity"] == "auto":
         limits = _fill_memory(limits, page_bytes(geometry, dtype), values["kv_headroom_mib"], runtime.device)
-    cache = KVCache(geometry, dtype, limits.pool_pages, runtime.device, runtime.reference)
+    with plugins.blaming(plugins.kv_dtypes, dtype.name, "open the KV storage"):
+        cache = KVCache(geometry, dtype, limits.pool_pages, runtime.device, runtime.reference)
     states = StatePool(family.state_layout(checkpoint.config), limits.max_concurrency, runtime.device)
     program = Program(
         model=built,
@@ -98,7 +101,8 @@ def _compose(
         close=checkpoint.close,
     )
     progress.stage("warm-up")
-    engine.warm_up()
+    with plugins.blaming(plugins.model_families, family.name, "run the family"):
+        engine.warm_up()
     log.info(
         "engine_ready",
         model=engine.info.id,
@@ -206,7 +210,8 @@ def _copy_sources(
         control_token_ids=frozenset(format.tokenizer.control_tokens.values()),
         options=values,
     )
-    return [backend.open(context)]
+    with plugins.blaming(plugins.speculative_backends, name, "open the speculative backend"):
+        return [backend.open(context)]
 
 
 def _refuse_idle_options(values: OptionValues, plugins: Plugins) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -25,6 +26,13 @@ from ninfer_core.sampling.sampler import FAILED
 from ninfer_core.text.output import Taken
 
 log = structlog.get_logger()
+
+
+def raised_at(error: BaseException) -> str:
+    """``file.py:line`` of the innermost frame."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{last[0].filename.rsplit('/', 1)[-1]}:{last[0].lineno}" if last else "unknown"
+
 
 RECOVERIES = 8  # in a row, without a completed unit between them; one more fails the engine
 BACK_OFF = 4  # boundaries without admission after a recovery
@@ -341,11 +349,14 @@ class Worker:
     def _fail(self, error: Exception) -> None:
         """An engine-wide failure: everything running and waiting ends, nothing new is taken."""
         self.failed = type(error).__name__
-        log.critical("engine_failed", error=type(error).__name__, exc_info=error)
-        self.queue.close(Unavailable(message="The engine has failed; the server needs a restart."))
-        for lane in self.lanes.active:
-            self.outbox.put(lane.request.generation, InternalError())
+        closed = Unavailable(message="The engine has failed; the server needs a restart.")
+        self.queue.close(closed)
+        for generation in self.lanes.generations():
+            self.outbox.put(generation, InternalError())
         for request in self.queue.take_out(lambda request: True):
-            self.outbox.put(request.generation, self.queue.closed_with or Unavailable())
+            self.outbox.put(request.generation, closed)
         self.outbox.flush()
         self.on_failed()
+        # last: nothing above may depend on a log that can be written; the text may quote a prompt
+        log.critical("engine_failed", error=type(error).__name__, at=raised_at(error))
+        log.debug("engine_failed_trace", exc_info=error)

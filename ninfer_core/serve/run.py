@@ -43,8 +43,15 @@ SWITCH_SECONDS = 1e-4
 """The default interval of 5 ms is what the event loop waits for the interpreter beside a busy engine thread."""
 
 
-def serve(values: OptionValues, plugins: Plugins, load: Callable[[Progress], LocalEngine]) -> int:
-    """Serve until stopped; the exit status. Raises StartupError when the server cannot start.
+def serve(
+    values: OptionValues,
+    plugins: Plugins,
+    load: Callable[[Progress], LocalEngine],
+    *,
+    drain: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve until stopped; the exit status. Raises StartupError when the server cannot start. ``drain`` waits until the
+    log lines so far are written.
 
     0: stopped cleanly. 2: the engine failed. 130: Ctrl+C before the server was ready, or once more during the stop.
     """
@@ -57,11 +64,12 @@ def serve(values: OptionValues, plugins: Plugins, load: Callable[[Progress], Loc
         # the web framework loads behind the bound ports, so that a clash is reported at once
         from .transport import loop_factory
 
-        server = Server(values, plugins, load, sock, stats_sock)
+        server = Server(values, plugins, load, sock, stats_sock, drain)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             status = runner.run(server.main())
     if server.threads_left:
         # a thread inside native code would take the interpreter down with it
+        drain()
         _exit_now(status)
     return status
 
@@ -107,7 +115,9 @@ class Server:
         load: Callable[[Progress], LocalEngine],
         sock: socket.socket,
         stats_sock: socket.socket | None,
+        drain: Callable[[], None],
     ) -> None:
+        self._drain = drain
         self.state = ServerState()
         self.threads_left = False
         self._values, self._load = values, load
@@ -140,6 +150,7 @@ class Server:
                 engine.start(loop, on_failed=self._failed)
                 self.state.engine, self.state.phase = engine, "ready"
                 log.info("ready", model=engine.info.id, seconds=round(time.monotonic() - began, 2))
+                self._drain()
                 announce(host, port, engine.info.id)
                 await self._stop.wait()
             await self._end(carriers, serving, engine)
@@ -206,6 +217,7 @@ class Server:
             asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._prompt.clear)
         elif meaning == "abandon":
             self._prompt.clear()
+            self._drain()
             _exit_now(INTERRUPTED)
         else:
             if meaning == "end_startup":
@@ -245,11 +257,14 @@ def announce(host: str, port: int, model: str) -> None:
     """The last words of a start, on stderr: what is served, and the URLs to open."""
     base = f"http://{spelled(WILDCARDS.get(host, host), port)}"
     lines = (f"{model} is served.", f"  API     {base}/v1", f"  health  {base}/health", "Press Ctrl+C twice to stop.")
-    sys.stderr.write("\n" + "\n".join(lines) + "\n\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write("\n" + "\n".join(lines) + "\n\n")
+        sys.stderr.flush()
 
 
 def _exit_now(status: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # a stream may be closed, full, or never have been there
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(status)

@@ -10,7 +10,7 @@ import structlog
 
 from ninfer_core.api import ApiError, Frontend, FrontendContext, HttpResponse, ProtocolFrontend, Route
 from ninfer_core.api.http import error_response
-from ninfer_core.errors import InternalError, MethodNotAllowed, NotFound, PluginConflict, StartupError
+from ninfer_core.errors import InternalError, MethodNotAllowed, NotFound, PluginConflict
 from ninfer_core.plugins import CORE, Plugins
 
 log = structlog.get_logger()
@@ -136,12 +136,9 @@ def open_frontends(
     )
     opened = []
     for frontend in chosen:
-        try:
-            opened.append((frontend.name, frontend.open(context)))
-        except StartupError:
-            raise
-        except Exception as error:
-            origin = registry.origin(frontend.name)
-            text = f"frontend {frontend.name!r} of plugin {origin!r} cannot be opened: {type(error).__name__}: {error}"
-            raise StartupError(text) from error
+        with plugins.blaming(registry, frontend.name, "open the frontend"):
+            own = frontend.open(context)
+            if not isinstance(own, Frontend):
+                raise TypeError(f"it returned {own!r:.80}, which is no Frontend")
+        opened.append((frontend.name, own))
     return opened

@@ -58,10 +58,11 @@ class OutputSession:
         self._limit_finish = limit_finish
         syntax = None if raw else reasoning
         self._hidden = hidden_ids(tokenizer, syntax)
+        matcher = StopMatcher(stops)
         self._decoder = _Decoder(
             TextStream(),
             ChannelSplitter(syntax, in_reasoning and syntax is not None),
-            {"reasoning": StopMatcher(stops), "content": StopMatcher(stops)},
+            {"reasoning": matcher, "content": matcher.copy()},
         )
         self._tokens: list[int] = []
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}

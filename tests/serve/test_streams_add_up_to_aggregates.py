@@ -48,10 +48,10 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "stop": draw(stop_strings),
         "ignore_eos": draw(st.sampled_from([False, False, True])),
         "thinking_budget": draw(st.none() | st.integers(1, 14)),
-        "post_thinking": draw(st.none() | st.sampled_from([{}, {"temperature": 0.4, "top_k": 3, "seed": 5}])),
+        "post_thinking": draw(st.sampled_from([None, None, None, {}, {"temperature": 0.4, "top_k": 3, "seed": 5}])),
         "presence_penalty": draw(st.sampled_from([0, 1.5])),
     }
-    if draw(st.booleans()):
+    if draw(st.sampled_from([True, True, False])):
         body |= {"logprobs": True, "top_logprobs": draw(st.sampled_from([0, 2, 20]))}
     return body
 

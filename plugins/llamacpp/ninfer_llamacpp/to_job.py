@@ -22,6 +22,7 @@ NEUTRAL = {  # field -> the only value that changes nothing
     "n_probs": 0,
     "n_indent": 0,
 }
+NO_LIMIT = 1 << 30  # a negative limit: whatever the context still holds
 OFF_BELOW = ("top_n_sigma", "t_max_predict_ms")  # zero or below changes nothing
 
 
@@ -29,12 +30,10 @@ def to_job(body: CompletionBody, *, vocab_tokens: int, request_id: str) -> RawJo
     """The job. ApiError 400 for everything this server cannot do as asked."""
     refuse_unsupported(body)
     asked = body.n_predict if body.n_predict is not None else body.max_tokens
-    is_open = asked is not None and asked < 0
     return RawJob(
         prompt=prompt(body.prompt, vocab_tokens),
         sampling=sampling(body),
-        max_tokens=None if is_open else asked,
-        max_tokens_is_open=is_open,
+        max_tokens=NO_LIMIT if asked is not None and asked < 0 else asked,
         stops=stops(body.stop),
         ignore_eos=bool(body.ignore_eos),
         want_progress=bool(body.return_progress and body.stream),
@@ -102,11 +101,12 @@ def refuse_unsupported(body: CompletionBody) -> None:
     for field, neutral in NEUTRAL.items():
         value = getattr(body, field)
         if value is not None and value != neutral:
-            raise not_supported(field, f"This control is not available: '{field}' must be {neutral}, but is {value:g}.")
+            text = f"This control is not available: '{field}' must be {neutral}, but is {quoted(value)}."
+            raise not_supported(field, text)
     for field in OFF_BELOW:
         value = getattr(body, field)
         if value is not None and value > 0:
-            text = f"This control is not available: '{field}' must be 0 or below, but is {value:g}."
+            text = f"This control is not available: '{field}' must be 0 or below, but is {quoted(value)}."
             raise not_supported(field, text)
     if body.grammar:
         raise not_supported("grammar", "Output is not constrained; leave 'grammar' out.")

@@ -30,7 +30,7 @@ def refuse_unsupported(body: ChatBody) -> None:
 
 def _output(body: ChatBody) -> None:
     if body.n not in (None, 1):
-        raise not_supported("n", f"One request gives one choice: 'n' must be 1, but is {body.n}.")
+        raise not_supported("n", f"One request gives one choice: 'n' must be 1, but is {quoted(body.n)}.")
     for at, modality in enumerate(body.modalities or ()):
         if modality != "text":
             text = f"Only text is generated; 'modalities[{at}]' is {quoted(modality)}."

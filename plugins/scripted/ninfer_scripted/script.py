@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -82,7 +83,10 @@ class Script:
 def open_source(path: str) -> Source:
     """Read and check ``scripted:FILE.json``; ArtifactError (one line) names what is wrong and where."""
     try:
-        with Path(path.removeprefix(PREFIX)).open("rb") as file:
+        # without blocking: a pipe nobody writes to would hold the start for ever
+        with open(os.open(path.removeprefix(PREFIX), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ArtifactError(f"{path!r}: is not a regular file")
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a file name"
