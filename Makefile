@@ -54,6 +54,7 @@ format: setup
 bench: setup
 	$(BIN)/python bench/start.py
 	$(BIN)/python bench/quant_linear.py
+	$(BIN)/python bench/host.py
 	$(BIN)/python bench/compare_llama_cpp.py
 
 docs: setup

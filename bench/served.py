@@ -62,9 +62,8 @@ class Served:
     def _ready(self) -> int:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.running:
-            said = self.log
-            found = re.search(r"listening\S*\s+\S*?address\S*?=\S*?127\.0\.0\.1:(\d+)", said)
-            if found and "Press Ctrl+C" in said:
+            found = re.search(r"API\s+http://127\.0\.0\.1:(\d+)/v1\s", self.log)
+            if found:
                 return int(found[1])
             time.sleep(0.05)
         raise RuntimeError(f"the server did not start:\n{self.log}")

@@ -20,10 +20,10 @@ class PluginError(StartupError):
 class PluginConflict(PluginError):
     """Two plugins offer one name."""
 
-    def __init__(self, kind: str, name: str, first: str, second: str) -> None:
-        super().__init__(
-            f"{kind} {name!r} is offered twice: by {first} and by {second}; leave one out with --no-plugin"
-        )
+    def __init__(
+        self, kind: str, name: str, first: str, second: str, way_out: str = "leave one out with --no-plugin"
+    ) -> None:
+        super().__init__(f"{kind} {name!r} is offered twice: by {first} and by {second}; {way_out}")
         self.kind, self.name, self.first, self.second = kind, name, first, second
 
 

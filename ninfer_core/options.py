@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer_core.api import Option, OptionValues, text
+from ninfer_core.api import Option, OptionValues, string
 from ninfer_core.errors import NInferError, OptionError, PluginConflict
 from ninfer_core.plugins import CORE, Plugins, load
 from ninfer_core.registry import nearest
@@ -181,7 +181,7 @@ def _next(flag: str, rest: list[str]) -> str:
 def _parsed(offer: Offer, raw: str, plugins: Plugins | None) -> Any:
     option = offer.option
     try:
-        value = option.parse(raw) if option.parse is not None else text(raw)
+        value = option.parse(raw) if option.parse is not None else string(raw)
     except ValueError as error:
         shown = "VALUE" if option.secret else repr(raw)
         raise OptionError(f"{option.flag} {shown} is not accepted; it takes {error}") from None

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from ninfer_core import api, hookspecs
-from ninfer_core.errors import PluginError, StartupError, UnknownChoice
+from ninfer_core.errors import PluginConflict, PluginError, StartupError, UnknownChoice
 from ninfer_core.registry import Registry, nearest
 
 T = TypeVar("T")
@@ -135,10 +135,8 @@ def load(
             record.status, record.reason = "left out", "by --plugins, --no-plugin or NINFER_PLUGINS"
             continue
         if point.name in seen:
-            raise PluginError(
-                f"plugin {point.name!r} is installed twice: by {seen[point.name]} and by {record.distribution}; "
-                "uninstall one, or leave both out with --no-plugin"
-            )
+            way_out = "uninstall one, or leave both out with --no-plugin"
+            raise PluginConflict("plugin", point.name, seen[point.name], record.distribution, way_out)
         seen[point.name] = record.distribution
         try:
             module = importlib.import_module(point.value)

@@ -53,7 +53,7 @@ from .jobs import (
     ToolCall,
 )
 from .kv import KVCodec, KVDtype, KVGeometry, Plane, RowCodec
-from .options import Option, OptionValues, boolean, choice, floating, integer, text
+from .options import Option, OptionValues, boolean, choice, floating, integer, string
 from .spec import CopySource, Draft, DraftRequest, SpecContext, SpeculativeBackend
 from .weights import (
     Checkpoint,
@@ -142,5 +142,5 @@ __all__ = [
     "floating",
     "hookimpl",
     "integer",
-    "text",
+    "string",
 ]

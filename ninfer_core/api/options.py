@@ -100,7 +100,7 @@ def boolean(value: str) -> bool:
     return value == "on"
 
 
-def text(value: str) -> str:
+def string(value: str) -> str:
     """Any non-empty text."""
     if not value:
         raise ValueError("a non-empty text")

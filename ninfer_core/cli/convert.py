@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ninfer_core.api import Command, Option, choice, integer, text
+from ninfer_core.api import Command, Option, choice, integer, string
 
 MIB = 1 << 20
 USAGE = "ninfer convert SOURCE OUT.ninfer [options]"
@@ -25,7 +25,7 @@ OPTIONS = (
     Option(
         flag="--name",
         metavar="NAME",
-        parse=text,
+        parse=string,
         help="the public model name stored in the artifact",
         default_text="the source's own",
     ),

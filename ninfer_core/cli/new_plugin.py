@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from ninfer_core import options
-from ninfer_core.api import Command, Option, text
+from ninfer_core.api import Command, Option, string
 from ninfer_core.errors import OptionError, StartupError, UnknownChoice
 from ninfer_core.plugins import Plugins
 from ninfer_core.registry import nearest
@@ -26,7 +26,7 @@ KINDS = {  # kind -> the registry its plugin adds a name to
     "weight-format": "weight_formats",
 }
 SUFFIX = ".tmpl"  # keeps linters and test runners out of the templates
-OPTIONS = (Option(flag="--into", metavar="DIR", parse=text, default=".", help="the folder that gets the new one"),)
+OPTIONS = (Option(flag="--into", metavar="DIR", parse=string, default=".", help="the folder that gets the new one"),)
 USAGE = f"ninfer new-plugin KIND NAME [--into DIR]; KIND: {', '.join(KINDS)}"
 
 

@@ -80,8 +80,8 @@ def p90(values: Sequence[float]) -> float:
     return values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[8]
 
 
-def append(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a JSONL file, its folder made when missing."""
+def append(path: Path, rows: Sequence[msgspec.Struct]) -> None:
+    """Add rows (``Row``, or a measurement's own) to a JSONL file, its folder made when missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.writelines(msgspec.json.encode(item) + b"\n" for item in rows)

@@ -24,7 +24,7 @@ from ninfer_core.api import (
     RawJob,
     Result,
     StartupError,
-    text,
+    string,
 )
 
 from .local import local_engine
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ninfer_core.engine.engine import LocalEngine
 
 OPTIONS = (
-    Option(flag="--system", metavar="TEXT", parse=text, help="system message of the conversation"),
+    Option(flag="--system", metavar="TEXT", parse=string, help="system message of the conversation"),
     Option(flag="--raw", help="the prompt is raw text for the model to go on with, not a chat turn"),
     Option(flag="--json", help="print the result as one JSON object instead of streaming it; needs a prompt"),
     Option(flag="--stats", help="print token counts and rates on stderr after each answer"),

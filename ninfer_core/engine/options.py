@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ninfer_core.api import Option, choice, floating, integer, text
+from ninfer_core.api import Option, choice, floating, integer, string
 from ninfer_core.sampling.params import sampler_fields
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -92,7 +92,7 @@ _MEMORY = (
     Option(
         flag="--kv-dtype",
         metavar="NAME",
-        parse=text,
+        parse=string,
         choices_from="kv_dtypes",
         default_text="bf16",
         help="how keys and values are stored",
@@ -153,7 +153,7 @@ _SPECULATION = (
     Option(
         flag="--spec",
         metavar="NAME",
-        parse=text,
+        parse=string,
         choices_from="speculative_backends",
         default_text="off",
         help="speculative backend; changes the speed, never the output",
@@ -244,7 +244,7 @@ _PROMPT = (
     Option(
         flag="--thinking-budget-message",
         metavar="TEXT",
-        parse=text,
+        parse=string,
         default_text="the model's own",
         help="what is written into reasoning whose budget is spent; the close tag is appended when missing",
     ),
@@ -260,7 +260,7 @@ _PROMPT = (
     Option(
         flag="--chat-template",
         metavar="FILE",
-        parse=text,
+        parse=string,
         default_text="the model's own",
         help="a jinja chat template to use instead",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ninfer_core.api.options import Option, integer, text
+from ninfer_core.api.options import Option, integer, string
 
 from .hosts import allowed_name
 
@@ -28,7 +28,7 @@ OPTIONS = (
     Option(
         flag="--host",
         metavar="H",
-        parse=text,
+        parse=string,
         default="127.0.0.1",
         help="address to listen on; 0.0.0.0 or :: is every interface",
         hidden_in=NOT_HERE,
@@ -52,7 +52,7 @@ OPTIONS = (
     Option(
         flag="--model-id",
         metavar="ID",
-        parse=text,
+        parse=string,
         default_text="the model's stored name, else its architecture",
         help="public model id that requests name and responses carry",
         hidden_in=NOT_HERE,

@@ -115,7 +115,7 @@ class Server:
         load: Callable[[Progress], LocalEngine],
         sock: socket.socket,
         stats_sock: socket.socket | None,
-        drain: Callable[[], None],
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._drain = drain
         self.state = ServerState()

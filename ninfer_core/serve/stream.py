@@ -21,6 +21,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 HEARTBEAT_SECONDS = 5.0
 MIB = 1 << 20
+LARGE_BYTES = 4 * MIB  # a body of this size is put together beside the event loop
 
 
 class ClientGone(Exception):
@@ -44,7 +45,8 @@ async def read_body(receive: Receive, declared: str | None, limit_mib: int) -> b
             raise RequestTooLarge(limit_mib)
         chunks.append(chunk)
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            # joining large parts lets go of the interpreter, so other streams go on beside it
+            return b"".join(chunks) if received < LARGE_BYTES else await asyncio.to_thread(b"".join, chunks)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

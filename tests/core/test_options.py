@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer_core import options
-from ninfer_core.api import Option, boolean, choice, floating, hookimpl, integer, text
+from ninfer_core.api import Option, boolean, choice, floating, hookimpl, integer, string
 from ninfer_core.errors import OptionError, PluginConflict, StartupError, UnknownChoice
 from ninfer_core.plugins import Plugins, load
 
@@ -19,7 +19,7 @@ DECLARED = [
     Option(flag="--shade", metavar="NAME", parse=choice("light", "dark"), help="a shade: light or dark"),
     Option(flag="--echo", parse=boolean, metavar="on|off", default=True, help="say it again"),
     Option(flag="--fast", help="be fast", aliases=("--quick",)),
-    Option(flag="--tag", metavar="T", parse=text, repeatable=True, help="a tag"),
+    Option(flag="--tag", metavar="T", parse=string, repeatable=True, help="a tag"),
     Option(flag="--least", metavar="N", parse=integer(-5, 5), help="a small number"),
     Option(flag="--toys", metavar="A,B", parse=options.names, choices_from="commands", help="which toys"),
     Option(flag="--server-only", help="not for run", hidden_in=("run",)),

@@ -1,4 +1,4 @@
-"""The whole server with its own life in a thread: real sockets, the real engine on a script, a SIGTERM that is called."""
+"""The whole server in a thread: real sockets, the real engine on a script, a SIGTERM that is called."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Live:
             # accepted connections inherit it: a reader that stops is felt after this much
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
         self.port = int(self._sock.getsockname()[1])
-        self.server = Server(values, plugins, lambda progress: load_engine(model, values, plugins, progress), self._sock, None)
+        self.server = Server(values, plugins, partial(load_engine, model, values, plugins), self._sock, None)
         self.status: int | None = None
         self._handlers: dict[int, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)

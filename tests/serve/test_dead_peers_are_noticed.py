@@ -16,6 +16,7 @@ from ninfer_core.serve.stream import HEARTBEAT_SECONDS, send_stream, while_conne
 from ninfer_core.serve.transport import Carrier, carrier, loop_factory
 
 CHUNK = b"x" * 4096
+PROBING = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 
 
 def carried(app: Any, work: Callable[[Carrier, int], Coroutine[Any, Any, None]], *, send_bytes: int = 0) -> None:
@@ -38,7 +39,7 @@ def carried(app: Any, work: Callable[[Carrier, int], Coroutine[Any, Any, None]],
 
 
 async def until(claim: Callable[[], Any]) -> None:
-    while not claim():
+    while not claim():  # noqa: ASYNC110 - what is waited for is state of uvicorn's
         await asyncio.sleep(0.002)
 
 
@@ -53,9 +54,9 @@ def test_connections_that_were_accepted_probe_their_peer():
         with socket.create_connection(("127.0.0.1", port)):
             await until(lambda: http.server_state.connections)
             sock = connection(http).transport.get_extra_info("socket")
-            options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options] == [10, 3, 3, 15_000]
+            for name, value in PROBING.items():
+                assert sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value, name
 
     carried(None, work)
 

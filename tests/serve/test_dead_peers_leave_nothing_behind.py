@@ -47,10 +47,11 @@ class Held:
     """A server whose victim has reached ``phase`` and goes no further until ``release``."""
 
     def __init__(self, live: Live, phase: str, patch: pytest.MonkeyPatch) -> None:
-        self.live, self.hold, self.requests = live, Hold(), []
+        self.live, self.hold = live, Hold()
+        self.requests: list[Any] = []
         engine, worker = live.engine, live.engine.worker
         self.before: socket.socket | None = None
-        self._spy(patch, worker.queue, "submit", lambda request: self.requests.append(request))
+        self._spy(patch, worker.queue, "submit", self.requests.append)
         if phase == "queued":
             # the only lane is taken, and its request stands still
             self._stop_at(patch, worker.program, "decode", 1)

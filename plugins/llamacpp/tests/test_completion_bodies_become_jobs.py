@@ -11,7 +11,7 @@ from ninfer_core.api import ApiError, RawJob, SamplingRequest
 from ninfer_core.api.http import decode_now
 from ninfer_core.api.jobs import FinishReason
 from ninfer_llamacpp.render import STOP_TYPE, only
-from ninfer_llamacpp.to_job import to_job
+from ninfer_llamacpp.to_job import NO_LIMIT, to_job
 from ninfer_llamacpp.types import CompletionBody
 
 DECODER = msgspec.json.Decoder(CompletionBody)
@@ -73,22 +73,21 @@ def test_prompts_that_are_refused(prompt, code, param):
 
 
 @pytest.mark.parametrize(
-    ("limits", "max_tokens", "is_open"),
+    ("limits", "max_tokens"),
     [
-        ({}, None, False),
-        ({"n_predict": 0}, 0, False),
-        ({"n_predict": 1}, 1, False),
-        ({"n_predict": -1}, None, True),
-        ({"n_predict": -2}, None, True),
-        ({"n_predict": 4, "max_tokens": 9}, 4, False),
-        ({"max_tokens": 9}, 9, False),
-        ({"max_tokens": -7}, None, True),
-        ({"n_predict": None, "max_tokens": 3}, 3, False),
+        ({}, None),
+        ({"n_predict": 0}, 0),
+        ({"n_predict": 1}, 1),
+        ({"n_predict": -1}, NO_LIMIT),
+        ({"n_predict": -2}, NO_LIMIT),
+        ({"n_predict": 4, "max_tokens": 9}, 4),
+        ({"max_tokens": 9}, 9),
+        ({"max_tokens": -7}, NO_LIMIT),
+        ({"n_predict": None, "max_tokens": 3}, 3),
     ],
 )
-def test_output_limits(limits, max_tokens, is_open):
-    made = job(**limits)
-    assert (made.max_tokens, made.max_tokens_is_open) == (max_tokens, is_open)
+def test_output_limits(limits, max_tokens):
+    assert job(**limits).max_tokens == max_tokens
 
 
 def test_sampling_has_llama_cpps_conventions():
