@@ -29,7 +29,7 @@ def module(level: int | None = api.API_LEVEL, **hooks: Any) -> ModuleType:
 def implementation(answer: Any) -> Any:
     @hookimpl
     def hook() -> Any:
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -189,3 +189,41 @@ def test_a_registry_lists_its_names_in_order_and_iterates_its_items():
     assert sorted(registry) == [1, 2]
     assert len(registry) == 2
     assert "one" in registry
+
+
+class Unequal:
+    def __ne__(self, other):
+        raise TypeError("no comparing")
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (module(ninfer_kv_dtypes=SystemExit(7)), "ninfer_kv_dtypes raised SystemExit: 7"),
+        (module(ninfer_kv_dtypes="abc"), "ninfer_kv_dtypes returned 'a', which is no KVDtype"),
+        (module(ninfer_importers=[1]), "ninfer_importers returned 1, which is no Importer"),
+        (module(level="1"), "was written for API level '1'"),
+        (module(level=Unequal()), "was written for API level"),
+        (module(level=True), "was written for API level True"),
+    ],
+    ids=["exits", "text", "numbers", "level-text", "level-object", "level-bool"],
+)
+def test_whatever_a_plugin_does_at_discovery_it_alone_is_broken(made, reason):
+    plugins = compose(bad=made, good=module(ninfer_kv_dtypes=[dtype("x")]))
+    assert reason in record(plugins, "bad").reason
+    assert plugins.kv_dtypes.names() == ["x"]
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("boom"), SystemExit(5)])
+def test_a_plugin_that_fails_in_use_is_named_with_what_was_asked_of_it(raised):
+    plugins = compose(maker=module(ninfer_kv_dtypes=[dtype("x")]))
+    with pytest.raises(StartupError, match="plugin 'maker' failed to open the KV storage 'x'"):
+        with plugins.blaming(plugins.kv_dtypes, "x", "open the KV storage"):
+            raise raised
+    with pytest.raises(UnknownChoice), plugins.blaming(plugins.kv_dtypes, "x", "open the KV storage"):
+        raise UnknownChoice("--x", "y", [], None)
+
+
+def test_two_installed_under_one_name_can_both_be_left_out(installed):
+    installed(Point("a", "toy_a"), Point("a", "toy_b"), toy_a=module(), toy_b=module())
+    assert [r.status for r in load(without=["a"]).records if r.name == "a"] == ["left out"] * 2
