@@ -217,9 +217,9 @@ def test_whatever_a_plugin_does_at_discovery_it_alone_is_broken(made, reason):
 @pytest.mark.parametrize("raised", [RuntimeError("boom"), SystemExit(5)])
 def test_a_plugin_that_fails_in_use_is_named_with_what_was_asked_of_it(raised):
     plugins = compose(maker=module(ninfer_kv_dtypes=[dtype("x")]))
-    with pytest.raises(StartupError, match="plugin 'maker' failed to open the KV storage 'x'"):
-        with plugins.blaming(plugins.kv_dtypes, "x", "open the KV storage"):
-            raise raised
+    named = pytest.raises(StartupError, match="plugin 'maker' failed to open the KV storage 'x'")
+    with named, plugins.blaming(plugins.kv_dtypes, "x", "open the KV storage"):
+        raise raised
     with pytest.raises(UnknownChoice), plugins.blaming(plugins.kv_dtypes, "x", "open the KV storage"):
         raise UnknownChoice("--x", "y", [], None)
 
