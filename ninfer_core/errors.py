@@ -123,6 +123,15 @@ class RequestTooLarge(ApiError):
         super().__init__("request_too_large", f"The request body exceeds {limit_mib} MiB (--max-request-mib).")
 
 
+class RequestTimeout(ApiError):
+    """The client stopped sending its request."""
+
+    status = 408
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("request_timeout", f"Nothing of the request body came for {seconds:g} seconds.")
+
+
 class ContextLengthExceeded(ApiError):
     """The prompt does not fit the context."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ninfer_core.api import TokenLogprob
 from ninfer_core.sampling.params import DOMAIN, SamplingParams
-from ninfer_kernels.sampling import best, pick, support, top_candidates, uniform
+from ninfer_kernels.sampling import TINY, best, pick, support, top_candidates, uniform
 
 FAILED = -1  # the sentinel of a row whose logits are not finite
 OUTSIDE = -9999.0  # the log probability of a token outside its position's likeliest
@@ -80,8 +80,9 @@ def _reports(z: Tensor, columns: Sequence[Column], tokens: Sequence[int]) -> dic
     if not wanted:
         return {}
     part = _rows(z, wanted).float()
-    temperatures = [columns[row].params.temperature or 1.0 for row in wanted]
-    scaled = part / torch.tensor(temperatures, device=z.device).unsqueeze(-1)
+    temperatures = [max(columns[row].params.temperature or 1.0, TINY) for row in wanted]
+    # the difference first: a tiny temperature must not overflow the best logit
+    scaled = (part - part.amax(-1, keepdim=True)) / torch.tensor(temperatures, device=z.device).unsqueeze(-1)
     mass = torch.logsumexp(scaled, dim=-1).tolist()
     found = top_candidates(scaled, DOMAIN)
     out = {}

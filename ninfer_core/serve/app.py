@@ -11,14 +11,16 @@ from urllib.parse import parse_qsl
 from ninfer_core.api import ApiError, HttpRequest, HttpResponse, Route
 
 from .site import Desk, Site
-from .stream import ClientGone, Receive, Send, as_api_error, read_body, send_stream, send_whole, while_connected
+from .state import ServerState
+from .stream import ClientGone, Receive, Send, as_api_error, awake, read_body, send_stream, send_whole, while_connected
 
 
 class App:
     """Called by the door with the path it settled on. ApiErrors of routing are raised: the door renders them."""
 
-    def __init__(self, site: Site, *, max_request_mib: int) -> None:
+    def __init__(self, site: Site, state: ServerState, *, max_request_mib: int) -> None:
         self._site = site
+        self._ended = state.ended
         self._limit_mib = max_request_mib
 
     async def __call__(self, scope: Any, path: str, request_id: str, receive: Receive, send: Send) -> None:
@@ -32,7 +34,9 @@ class App:
         body = b""
         if route.method != "GET":
             try:
-                body = await read_body(receive, headers.get("content-length"), self._limit_mib)
+                body = await read_body(
+                    lambda: awake(receive, self._ended), headers.get("content-length"), self._limit_mib
+                )
             except ClientGone:
                 return
         request = HttpRequest(

@@ -6,12 +6,14 @@ behind it.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
 from ninfer_core.api.http import new_request_id
+from ninfer_core.errors import InternalError
 
 from .app import App
 from .gate import Gate
@@ -53,8 +55,10 @@ class Door:
                     await send_whole(preflight, out.send)
                 else:
                     await self._app(scope, path, request_id, receive, out.send)
-            except Exception as failure:
-                error = as_api_error(failure)
+            except (Exception, asyncio.CancelledError) as failure:
+                # uvicorn cancels what is left at the end of its grace; a plugin may raise the same by mistake
+                cut = isinstance(failure, asyncio.CancelledError)
+                error = (self._state.refusal() or InternalError()) if cut else as_api_error(cast(Exception, failure))
                 if out.status:
                     # the response has begun: let the server cut the connection
                     raise ConnectionAbortedError from None

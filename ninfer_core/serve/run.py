@@ -102,7 +102,7 @@ def _door(site: Site, values: OptionValues, state: ServerState, version: str) ->
     from .door import Door
     from .gate import Gate
 
-    return Door(App(site, max_request_mib=values["max_request_mib"]), site, state, version, Gate.of(values))
+    return Door(App(site, state, max_request_mib=values["max_request_mib"]), site, state, version, Gate.of(values))
 
 
 class Server:
@@ -194,6 +194,7 @@ class Server:
         self._prompt.clear()
         if self.state.phase != "failed":
             self.state.phase = "stopping"
+        self.state.ended.set()
         log.info("stopping")
         for http in carriers:
             http.should_exit = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -27,6 +28,7 @@ class ServerState:
 
     phase: Phase = "loading"
     engine: LocalEngine | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # set once nothing new is answered any more
 
     def refusal(self) -> ApiError | None:
         """What a request gets instead of an answer now; None when the server is ready."""

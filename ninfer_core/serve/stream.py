@@ -10,8 +10,8 @@ from typing import Any
 
 import structlog
 
-from ninfer_core.api import ApiError, HttpResponse
-from ninfer_core.errors import InternalError, RequestTooLarge
+from ninfer_core.api import ApiError, HttpResponse, Unavailable
+from ninfer_core.errors import InternalError, RequestTimeout, RequestTooLarge
 
 log = structlog.get_logger()
 
@@ -20,12 +20,29 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 HEARTBEAT_SECONDS = 5.0
+SILENCE_SECONDS = 60.0  # a body may pause this long between two pieces
 MIB = 1 << 20
 LARGE_BYTES = 4 * MIB  # a body of this size is put together beside the event loop
 
 
 class ClientGone(Exception):
     """The client closed the connection before its request was whole."""
+
+
+async def awake(receive: Receive, ended: asyncio.Event) -> Message:
+    """The next message of a body; Unavailable once the server ends, RequestTimeout for a client gone silent."""
+    arriving = asyncio.ensure_future(receive())
+    ending = asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait({arriving, ending}, timeout=SILENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if arriving.done():
+            return arriving.result()
+        if ended.is_set():
+            raise Unavailable(message="The server is stopping.")
+        raise RequestTimeout(SILENCE_SECONDS)
+    finally:
+        ending.cancel()
+        arriving.cancel()
 
 
 async def read_body(receive: Receive, declared: str | None, limit_mib: int) -> bytes:

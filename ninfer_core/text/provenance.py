@@ -111,7 +111,7 @@ class Marks:
 
     def read(self, marked: str) -> str:
         """A string that went through code which does not know marks."""
-        if self.mark not in marked or isinstance(marked, Marked):
+        if isinstance(marked, Marked) or self.mark not in marked:
             return marked
         pieces = marked.split(self.mark)
         places, at = [], 0
@@ -125,7 +125,10 @@ class Marks:
         if not ordered:
             return plain
         bounds = [0, *ordered, len(plain)]
-        raw = self.mark.join(plain[a:b] for a, b in pairwise(bounds))
+        return self.made(self.mark.join([plain[a:b] for a, b in pairwise(bounds)]), plain, ordered)
+
+    def made(self, raw: str, plain: str, ordered: list[int]) -> str:
+        """A marked string whose parts are known to belong together."""
         marked = str.__new__(Marked, raw)
         marked._plain, marked._places, marked._marks = plain, ordered, self
         return marked
@@ -184,10 +187,20 @@ class Marked(str):
         return self._cut(at, at + 1)
 
     def __add__(self, other: str) -> str:
-        return self._marks.read(str.__add__(self, other)) if isinstance(other, str) else NotImplemented
+        if not isinstance(other, str):
+            return NotImplemented
+        raw = str.__add__(self, other)
+        if isinstance(other, Marked) or self._marks.mark in other:
+            return self._marks.read(raw)
+        return self._marks.made(raw, self._plain + other, self._places)
 
     def __radd__(self, other: str) -> str:
-        return self._marks.read(str.__add__(other, self)) if isinstance(other, str) else NotImplemented
+        if not isinstance(other, str):
+            return NotImplemented
+        raw = str.__add__(other, self)
+        if isinstance(other, Marked) or self._marks.mark in other:
+            return self._marks.read(raw)
+        return self._marks.made(raw, other + self._plain, [place + len(other) for place in self._places])
 
     def strip(self, chars: str | None = None) -> str:
         chars = plain(chars)

@@ -192,7 +192,7 @@ def broken_site(handler=None, envelope=None):
     )
     site = Site([("broken", frontend)])
     state = ServerState(phase="ready")
-    return Door(App(site, max_request_mib=1), site, state, "v")
+    return Door(App(site, state, max_request_mib=1), site, state, "v")
 
 
 def test_a_frontend_answers_for_its_prefix_in_its_own_words(wire):

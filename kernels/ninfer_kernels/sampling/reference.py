@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+TINY = float(np.finfo(np.float32).tiny)  # the smallest temperature fp32 divides by
+
 
 def support(logits: np.ndarray, temperature: float, top_p: float, min_p: float) -> np.ndarray:
     """Unnormalised weights of the kept candidates, zero for the others (speculation.md §3.1, steps 5-6).
 
     logits: [K] fp32 in rank order, already cut to top-k -> [K] fp32. ``temperature`` > 0. At least one is kept.
     """
-    scaled = logits.astype(np.float32) / np.float32(temperature)
-    weights = np.exp(scaled - scaled[0])
+    logits = logits.astype(np.float32)
+    # the difference first: a tiny temperature then gives zeros beside the best, not infinities; 0 * inf cannot occur
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits - logits[0]) / np.float32(max(temperature, TINY)))
     total = np.cumsum(weights, dtype=np.float32)[-1]
     kept = len(weights)
     if min_p > 0:

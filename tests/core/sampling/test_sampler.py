@@ -193,3 +193,10 @@ def test_masked_tokens_are_never_listed():
 
 def test_who_does_not_ask_gets_nothing():
     assert sample_columns(torch.zeros(1, 4), [column()], 4)[0].logprob is None
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-46, 1e-300])
+def test_a_tiny_temperature_takes_the_best_token_with_certainty(temperature):
+    found = reported([0.0, 20.0, 19.5, -3.0], temperature=temperature)
+    assert found.token_id == 1
+    assert found.logprob == 0.0

@@ -122,3 +122,16 @@ def test_a_thousand_control_tokens_are_found_as_well_as_one(count):
     text = "x<unused0>" * 1000 + "<unused"
     assert [piece for piece, is_control in spellings.split(text) if is_control] == ["<unused0>"] * 1000
     assert len(spellings.places(text)) == 1002
+
+
+@given(client, client, st.booleans())
+def test_adding_text_marks_what_reading_the_sum_would_mark(text, other, is_marked):
+    marked = MARKS.text(text)
+    if not isinstance(marked, Marked):
+        return
+    added = MARKS.text(other) if is_marked else other
+    for total in (marked + added, added + marked):
+        read = MARKS.read(raw(total))
+        assert isinstance(total, Marked)
+        assert (raw(total), total._plain, total._places) == (raw(read), read._plain, read._places)
+        assert total._plain == raw(total).replace(MARK, "")
