@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -56,6 +57,11 @@ def decode_now(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise ApiError("invalid_json", "The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _refuse_json(body, str(error))
+
+
+async def beside(body: bytes, work: Callable[[], T]) -> T:
+    """``work()`` over what a body held: on a thread for a large one, whose conversion would hold up every stream."""
+    return await asyncio.to_thread(work) if len(body) > THREAD_BYTES else work()
 
 
 def quoted(value: object) -> str:

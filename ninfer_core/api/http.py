@@ -10,7 +10,7 @@ import msgspec
 
 from ninfer_core.errors import ApiError
 
-from .bodies import decode, decode_now, invalid_value, not_supported, quoted
+from .bodies import beside, decode, decode_now, invalid_value, not_supported, quoted
 from .frontends import HttpResponse
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -103,6 +103,7 @@ __all__ = [
     "DONE",
     "EVENT_STREAM",
     "KEEP_ALIVE",
+    "beside",
     "decode",
     "decode_now",
     "error_event",

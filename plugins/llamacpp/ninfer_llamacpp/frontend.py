@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from ninfer_core.api import Frontend, FrontendContext, HttpRequest, HttpResponse, Route
-from ninfer_core.api.http import decode, error_response, event_stream, invalid_value, json_response
+from ninfer_core.api.http import beside, decode, error_response, event_stream, invalid_value, json_response
 
 from .render import Rendering, chunks, completion
 from .to_job import to_job
@@ -41,7 +43,8 @@ class LlamaCpp:
         """``POST /completion``."""
         body = await decode(request.body, _completion_body)
         engine = self._context.engine(body.model)
-        job = to_job(body, vocab_tokens=engine.info.vocab_tokens, request_id=request.request_id)
+        vocab, request_id = engine.info.vocab_tokens, request.request_id
+        job = await beside(request.body, partial(to_job, body, vocab_tokens=vocab, request_id=request_id))
         rendering = Rendering(
             engine=engine,
             job=job,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from ninfer_core.api import ChatJob, Engine, Frontend, FrontendContext, HttpRequest, HttpResponse, Route
-from ninfer_core.api.http import decode, error_response, event_stream, json_response
+from ninfer_core.api.http import beside, decode, error_response, event_stream, json_response
 
 from .models import model_list, model_object
 from .render import Rendering, chunks, completion
@@ -49,7 +50,7 @@ class OpenAI:
         """``POST /v1/chat/completions``."""
         body = await decode(request.body, _chat_body)
         engine = self._context.engine(body.model)
-        job = to_job(body, request_id=request.request_id, assistant_prefill=self._prefill)
+        job = await self._job(body, request.body, request.request_id)
         rendering = Rendering(
             id="chatcmpl-" + request.request_id.removeprefix("req_"),
             created=int(self._clock()),
@@ -77,4 +78,7 @@ class OpenAI:
     async def read_chat(self, raw: bytes) -> tuple[Engine, ChatJob]:
         """A chat body as a job, for frontends that render or count it."""
         body = await decode(raw, _chat_body)
-        return self._context.engine(body.model), to_job(body, request_id="", assistant_prefill=self._prefill)
+        return self._context.engine(body.model), await self._job(body, raw, "")
+
+    async def _job(self, body: ChatBody, raw: bytes, request_id: str) -> ChatJob:
+        return await beside(raw, partial(to_job, body, request_id=request_id, assistant_prefill=self._prefill))

@@ -83,13 +83,11 @@ class ScriptedModel:
         self._store(rows, step, cache)
         self._wait(rows, step)
         if not step.provisional:
-            for row in rows:
-                self._advance(step, row.index, row.hashes[1:], state)
+            self._advance(step, [row.hashes[1:] for row in rows], state)
         return StepOutput(logits=logits.to(step.token_ids.device), records=[row.hashes[1:] for row in rows])
 
     def fold(self, step: Step, records: Any, kept: Sequence[int], state: Mapping[str, Tensor]) -> None:
-        for b, count in enumerate(kept):
-            self._advance(step, b, records[b][:count], state)
+        self._advance(step, [hashes[:count] for hashes, count in zip(records, kept, strict=True)], state)
 
     def _read(self, step: Step, cache: Cache, state: Mapping[str, Tensor], b: int) -> Row:
         """A sequence's memory, its hash continued. A first step starts anew, whatever its slot holds."""
@@ -166,9 +164,17 @@ class ScriptedModel:
         if seconds:
             time.sleep(seconds)
 
-    def _advance(self, step: Step, b: int, hashes: Sequence[int], state: Mapping[str, Tensor]) -> None:
-        """Write one sequence's state after the tokens with these hashes; none of them: leave it."""
-        if hashes:
-            signed = hashes[-1] - (1 << 64) if hashes[-1] >> 63 else hashes[-1]
-            image = torch.tensor([signed, step.frontiers[b] + len(hashes)], dtype=torch.int64)
-            state["consumed"][step.state_slots[b]] = image
+    def _advance(self, step: Step, hashes: Sequence[Sequence[int]], state: Mapping[str, Tensor]) -> None:
+        """Write each sequence's state after the tokens with these hashes; a sequence without any keeps its own."""
+        moved = [b for b, own in enumerate(hashes) if own]
+        if not moved:
+            return
+        consumed = state["consumed"]
+        images = [[signed(hashes[b][-1]), step.frontiers[b] + len(hashes[b])] for b in moved]
+        slots = torch.tensor([step.state_slots[b] for b in moved], device=consumed.device)
+        consumed[slots] = torch.tensor(images, dtype=torch.int64, device=consumed.device)
+
+
+def signed(word: int) -> int:
+    """64 bits as int64 has them."""
+    return word - (1 << 64) if word >> 63 else word
