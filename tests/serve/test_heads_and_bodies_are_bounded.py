@@ -22,8 +22,7 @@ def live(tmp_path):
 
 
 def connected(live: Live) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", live.port), timeout=20)
-    return sock
+    return socket.create_connection(("127.0.0.1", live.port), timeout=20)
 
 
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx: ", b"GET /health?"])
