@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ from ninfer_core.text.prompt import PreparedPrompt, PromptBuilder
 
 T = TypeVar("T")
 STOP_CHARACTERS = 16_384
+SWITCH_SECONDS = 1e-4
+"""The default of 5 ms is what the event loop waits for the interpreter beside a busy engine thread, and the reverse."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +103,7 @@ class LocalEngine:
 
     def start(self, loop: asyncio.AbstractEventLoop, *, on_failed: Callable[[], None] | None = None) -> None:
         """Start the engine thread; ``on_failed`` is called on the loop after an engine-wide failure."""
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         self.worker.outbox.loop = loop
         if on_failed is not None:
             self.worker.on_failed = lambda: _call_on(loop, on_failed)

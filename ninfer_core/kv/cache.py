@@ -48,6 +48,7 @@ class KVCache:
         self.device = torch.device(device)
         self.bytes = pages * page_bytes(geometry, dtype)
         self._attend = paged_attention.reference.attend if reference else paged_attention.attend
+        self._store_cast = paged_attention.store.reference if reference else paged_attention.store.store
         self._rotate = hadamard.reference.rotate if reference else hadamard.rotate
         # outside inference mode, so that steps in and out of it may write to the planes
         with torch.inference_mode(False):
@@ -64,6 +65,9 @@ class KVCache:
             expected = f"[T, {pool.heads}, {pool.head_dim}]"
             raise InvariantError(f"layer {layer} stores {expected}, not {tuple(k_TGD.shape)}, {tuple(v_TGD.shape)}")
         index = self._derived(step).derived(("slots", pool.heads), lambda: _row_index(step.cache_slots, pool.heads))
+        if pool.keys.is_cast and pool.values.is_cast:
+            self._store_cast(k_TGD, v_TGD, pool.keys.planes[0], pool.values.planes[0], index)
+            return
         with torch.no_grad():
             for rows, codec, stored in ((k_TGD, pool.codec.keys, pool.keys), (v_TGD, pool.codec.values, pool.values)):
                 encoded = codec.encode(rows.reshape(-1, pool.head_dim))

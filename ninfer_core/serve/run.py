@@ -39,8 +39,6 @@ ENGINE_FAILED = 2
 JOIN_SECONDS = 10.0  # the engine thread's time to reach its next boundary
 DRAIN_SECONDS = 10.0  # for the port to close once nothing new is let in; uvicorn's own limit is shorter
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a browser does not accept them as destinations
-SWITCH_SECONDS = 1e-4
-"""The default interval of 5 ms is what the event loop waits for the interpreter beside a busy engine thread."""
 
 
 def serve(
@@ -55,7 +53,6 @@ def serve(
 
     0: stopped cleanly. 2: the engine failed. 130: Ctrl+C before the server was ready, or once more during the stop.
     """
-    sys.setswitchinterval(SWITCH_SECONDS)
     with contextlib.ExitStack() as bound:
         sock = bound.enter_context(listen(values["host"], values["port"]))
         stats_sock = None

@@ -1,7 +1,7 @@
 """Attention over paged, stored keys and values."""
 
-from . import reference
+from . import reference, store
 from .layout import PAGE_TOKENS, Rows, Stored
 from .routes import WIDEST_COMPILED, attend, compiled
 
-__all__ = ["PAGE_TOKENS", "WIDEST_COMPILED", "Rows", "Stored", "attend", "compiled", "reference"]
+__all__ = ["PAGE_TOKENS", "WIDEST_COMPILED", "Rows", "Stored", "attend", "compiled", "reference", "store"]

@@ -28,7 +28,7 @@ from .layout import PAGE_TOKENS, Rows, Stored
 # sums may be reordered and fused; NaN and infinity keep their meaning
 FLAGS = {"reassoc", "contract", "nsz", "arcp"}
 # multiply-adds, of keys and of values each, from which a second thread is worth its wake-up
-WORTH_A_TEAM = 400_000
+WORTH_A_TEAM = 60_000
 ELEMENTS = {torch.bfloat16: (np.uint16, 16), torch.float32: (np.uint32, 0)}  # stored bits, shift to the bits of fp32
 
 # a call's arguments, 8 bytes each: addresses and sizes, SCALE as a float64, NEXT_TASK counting up
