@@ -211,8 +211,9 @@ def _values(table: Iterable[Offer], found: dict[str, list[tuple[str, Any]]]) -> 
 def _unknown(flag: str, words: Iterable[str], command: str) -> str:
     longer = sorted(word for word in words if word.startswith(flag))
     close = longer[0] if longer and len(flag) > 3 else nearest(flag, list(words))
-    hint = f"; did you mean {close}?" if close else f"; {command} --help lists what there is"
-    return f"{flag} is not an option of {command}{hint}"
+    program = "ninfer-serve" if command == "serve" else f"ninfer {command}"
+    hint = f"; did you mean {close}?" if close else f"; {program} --help lists what there is"
+    return f"{flag} is not an option of {program}{hint}"
 
 
 def _answer_help(

@@ -48,6 +48,7 @@ class Registry(Generic[T]):
 
 
 def nearest(name: str, known: object) -> str | None:
-    """The known spelling a typo most likely meant."""
-    found = difflib.get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.6)  # type: ignore[attr-defined]
-    return found[0] if found else None
+    """The known spelling a typo most likely meant; leading dashes, which all options share, do not count."""
+    spelled = {str(k).lstrip("-"): str(k) for k in known}  # type: ignore[attr-defined]
+    found = difflib.get_close_matches(name.lstrip("-"), spelled, n=1, cutoff=0.65)
+    return spelled[found[0]] if found else None

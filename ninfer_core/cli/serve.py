@@ -31,7 +31,11 @@ def run(argv: Sequence[str]) -> int:
     found = options.exactly(positionals, "ninfer-serve", "[MODEL]")
     from ninfer_core.serve.progress import CurrentStderr
     from ninfer_core.serve.run import serve
+    from ninfer_core.weights.checkpoint import check_path
 
+    model = resolve(found[0] if found else None)
+    # a model that is not there is one line, before a port is taken
+    check_path(model, plugins)
     sink = ThreadedSink(CurrentStderr())
     logs.configure(values["log_level"], values["log_colours"], cast(TextIO, sink))
 
@@ -40,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
         progress.stage("loading torch")
         from ninfer_core.engine.load import load_engine
 
-        return load_engine(resolve(found[0] if found else None), values, plugins, progress)
+        return load_engine(model, values, plugins, progress)
 
     return serve(values, plugins, load, drain=sink.drain)
 

@@ -66,6 +66,8 @@ class Publisher:
         timings = lane.timings(self._clock())
         result = _result(lane, finish, stop_string, timings)
         self._outbox.put(lane.request.generation, Done(result=result, token_ids=tuple(lane.unpublished), logprobs=late))
+        if lane.request.generation is None:
+            return result  # the engine's own warm-up is nobody's request
         log.info(
             "request_done",
             id=lane.request.id,
@@ -82,7 +84,9 @@ class Publisher:
     def failed(self, lane: Lane, error: ApiError, reason: str) -> None:
         """The end of a lane that has none."""
         self._outbox.put(lane.request.generation, error)
-        log.warning("request_error", id=lane.request.id, code=error.code, reason=reason or error.message)
+        # a stop ends requests as the operator asked; that is no warning
+        say = log.info if error.status == 503 else log.warning
+        say("request_error", id=lane.request.id, code=error.code, reason=reason or error.message)
 
     def turned_away(self, request: Request, outcome: ApiError | FinishReason) -> None:
         """The end of a request that never reached a lane."""

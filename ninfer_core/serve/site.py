@@ -15,6 +15,7 @@ from ninfer_core.plugins import CORE, Plugins
 
 log = structlog.get_logger()
 
+SHOWN = 200  # characters of a path that a refusal repeats
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
@@ -90,7 +91,8 @@ class Site:
             match = place.pattern.fullmatch(path)
             if match is not None:
                 return place, match.groupdict()
-        raise NotFound("route_not_found", f"There is no route {path!r} here.")
+        shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
+        raise NotFound("route_not_found", f"There is no route {shown!r} here.")
 
     def desk(self, path: str) -> Desk:
         """Who answers for ``path``: the route's own frontend, else the longest prefix, else the core."""

@@ -41,6 +41,12 @@ def open_checkpoint(path: str, plugins: Plugins) -> tuple[ModelFamily, Checkpoin
     return family, checkpoint
 
 
+def check_path(path: str, plugins: Plugins) -> None:
+    """Raise the ArtifactError of a path that nothing here opens; costs what importers need to recognise a file."""
+    if not looks_like_artifact(path):
+        _importer(path, plugins)
+
+
 def open_stored(path: str, plugins: Plugins) -> tuple[ModelFamily, StoredCheckpoint]:
     """The family of a model and its parameters, none of them read yet.
 

@@ -43,7 +43,7 @@ def test_version_is_one_line(capsys):
     [
         (["plugin"], ["command 'plugin'", "did you mean 'plugins'"]),
         (["--plugnis", "x"], ["--plugnis is not an option", "--plugins"]),
-        (["plugins", "--jsn"], ["--jsn is not an option of plugins", "--json"]),
+        (["plugins", "--jsn"], ["--jsn is not an option of ninfer plugins", "--json"]),
         (["plugins", "--no-plugin", "lama"], ["plugin 'lama' is not installed", "'llama'"]),
         (["new-plugin", "kv-dtype"], ["ninfer new-plugin needs NAME"]),
         (["run", "--raw", "--system", "x", "m", "p"], ["--system", "--raw"]),

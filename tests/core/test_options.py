@@ -124,7 +124,7 @@ def test_an_unknown_choice_names_the_installed_ones_and_the_nearest(plugins):
 
 def test_an_option_is_unknown_where_it_is_hidden(plugins):
     assert values(plugins, "--server-only")["server_only"] is True
-    with pytest.raises(OptionError, match="not an option of run"):
+    with pytest.raises(OptionError, match="not an option of ninfer run"):
         values(plugins, "--server-only", command="run")
     assert "server_only" not in values(plugins, command="run")
 
