@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import msgspec
 
@@ -80,43 +79,64 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0  # monotonic seconds
 
 
+class _Phase:
+    """Entered some ten times a boundary, so it is no generator."""
+
+    __slots__ = ("_clock", "_name")
+
+    def __init__(self, clock: HostClock, name: str) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._clock.enter(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.leave()
+
+
 class HostClock:
     """Attributes the engine thread's wall time to exclusive phases; time of a nested phase leaves the outer one."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.reset()
+        self._phases = {name: _Phase(self, name) for name in (*PHASES, WAIT)}
         self._stack: list[str] = []
         self.work_class = "control"  # of the unit that is running
+        self.reset()
 
     def reset(self) -> None:
         """Count from now on; between phases only."""
         self._seconds = dict.fromkeys((*PHASES, WAIT), 0.0)
-        self._by_class = {f"{kind}_{part}": 0.0 for kind in CLASSES for part in ("host", "device_wait")}
+        self._by_class = {(kind, part): 0.0 for kind in CLASSES for part in ("host", WAIT)}
         self._since = self._clock()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> _Phase:
+        """``with clock.phase(name):``; a phase may hold others, never itself."""
+        return self._phases[name]
+
+    def enter(self, name: str) -> None:
         self._settle()
         self._stack.append(name)
-        try:
-            yield
-        finally:
-            self._settle()
-            self._stack.pop()
+
+    def leave(self) -> None:
+        self._settle()
+        self._stack.pop()
 
     def _settle(self) -> None:
         now = self._clock()
         if self._stack:
-            spent = now - self._since
-            self._seconds[self._stack[-1]] += spent
-            part = "device_wait" if self._stack[-1] == WAIT else "host"
-            self._by_class[f"{self.work_class}_{part}"] += spent
+            name, spent = self._stack[-1], now - self._since
+            self._seconds[name] += spent
+            self._by_class[self.work_class, WAIT if name == WAIT else "host"] += spent
         self._since = now
 
     def read(self) -> HostWork:
         phases = {name: self._seconds[name] for name in PHASES}
-        return HostWork(phases=phases, device_wait=self._seconds[WAIT], work_class=dict(self._by_class))
+        return HostWork(
+            phases=phases,
+            device_wait=self._seconds[WAIT],
+            work_class={f"{kind}_{part}": spent for (kind, part), spent in self._by_class.items()},
+        )
 
 
 CLASSES = ("decode", "prefill", "control")
