@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from live_server import Live, eventually, read_all
 
-from ninfer_core.serve import stream, transport
+from ninfer_core.serve import protocol, stream
 
 SCRIPT = {"default": {"text": "Hello."}}
 
@@ -41,7 +41,7 @@ def test_a_head_without_an_end_is_refused_after_64_kib(live, start):
 
 def test_the_refusal_of_a_long_head_says_why(live):
     with connected(live) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nx: " + b"a" * (transport.HEAD_BYTES + 1))
+        sock.sendall(b"GET /health HTTP/1.1\r\nx: " + b"a" * (protocol.HEAD_BYTES + 1))
         answer = read_all(sock)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"x-ninfer-version: " in answer
@@ -49,12 +49,12 @@ def test_the_refusal_of_a_long_head_says_why(live):
 
 
 def test_a_long_body_in_the_first_piece_is_no_long_head(live):
-    body = {"prompt": "x" * (3 * transport.HEAD_BYTES), "n_predict": 1}
+    body = {"prompt": "x" * (3 * protocol.HEAD_BYTES), "n_predict": 1}
     assert b"context_length_exceeded" in live.answer("/completion", body)
 
 
 def test_a_head_that_does_not_come_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
     live = Live(SCRIPT, tmp_path)
     with connected(live) as silent, connected(live) as half:
         half.sendall(b"GET /health HTTP/1.1\r\nhost: ")

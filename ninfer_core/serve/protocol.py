@@ -1,0 +1,87 @@
+"""uvicorn's HTTP parser with bounds on what comes before a body, and refusals in the common envelope."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ninfer_core.api import ApiError
+from ninfer_core.api.http import error_response, new_request_id
+
+HEAD_BYTES = 65_536  # of a request line and its header fields
+HEAD_SECONDS = 30  # for them to arrive
+
+
+class Protocol(HttpToolsProtocol):
+    """Bounds what comes before a body: httptools joins the pieces of an endless header at quadratic cost, and a
+    client that never ends its head holds a connection for nothing."""
+
+    version = ""  # the running build's
+    head_bytes = 0  # of the head under way
+    in_body = False
+    head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stop_timer()
+        super().connection_lost(exc)
+
+    def expect_head(self) -> None:
+        self.stop_timer()
+        self.head_timer = self.loop.call_later(HEAD_SECONDS, self.head_is_late)
+
+    def stop_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def head_is_late(self) -> None:
+        if self.head_bytes:
+            self.refuse("408 Request Timeout", f"The request's head was not whole after {HEAD_SECONDS} seconds.")
+        else:
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self.in_body or self.transport.is_closing():
+            super().data_received(data)
+            return
+        if not self.head_bytes:
+            self.expect_head()
+        self.head_bytes += len(data)
+        super().data_received(data)
+        if not self.in_body and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.refuse("431 Request Header Fields Too Large", f"The request's head exceeds {HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        self.in_body, self.head_bytes = True, 0
+        self.stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.in_body = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse("400 Bad Request", "The request is not valid HTTP/1.1.")
+
+    def refuse(self, status: str, message: str) -> None:
+        """Answer without a request and close: there is none to hand on."""
+        request_id = new_request_id()
+        body = error_response(ApiError("invalid_request", message), request_id).body
+        lines = (
+            f"HTTP/1.1 {status}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            f"x-ninfer-version: {self.version}",
+            f"x-request-id: {request_id}",
+            "connection: close",
+            "",
+            "",
+        )
+        self.transport.write("\r\n".join(lines).encode("latin-1", "replace") + body)
+        self.transport.close()
