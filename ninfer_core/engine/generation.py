@@ -12,13 +12,14 @@ from ninfer_core.engine.capacity import CapacityUnit
 
 
 class LocalGeneration:
-    """An ``api.Generation``. Events arrive through ``deliver`` on the event loop; only ``cancelled`` crosses threads
-    the other way, as a flag the engine samples at its boundaries."""
+    """An ``api.Generation``. Events arrive through ``deliver`` on the event loop; only two flags cross threads the other
+    way: ``cancelled``, which the engine samples at its boundaries, and ``only_end``, which its outbox reads."""
 
     def __init__(self, *, sampling: Mapping[str, Any], max_tokens: int, unit: CapacityUnit) -> None:
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.cancelled = False
+        self.only_end = False  # the consumer waits for the result: no event before it need wake the loop
         self._unit = unit
         self._events: deque[Event | ApiError] = deque()
         self._arrived = asyncio.Event()
@@ -51,6 +52,7 @@ class LocalGeneration:
             await self._arrived.wait()
 
     async def result(self) -> Result:
+        self.only_end = True
         async for event in self:
             if isinstance(event, Done):
                 return event.result
@@ -73,8 +75,9 @@ class Outbox:
 
     def put(self, generation: LocalGeneration | None, item: Event | ApiError) -> None:
         """Queue an event; ``generation`` is None for the engine's own warm-up."""
-        if generation is not None:
-            self._batch.append((generation, item))
+        if generation is None or (generation.only_end and not isinstance(item, Done | ApiError)):
+            return
+        self._batch.append((generation, item))
 
     def flush(self) -> None:
         """Hand the batch over. A loop that is gone took its consumers with it."""

@@ -109,3 +109,20 @@ def test_a_loop_that_is_gone_loses_its_events_quietly():
     outbox.put(generation, Done(result=result()))
     outbox.flush()
     outbox.flush()
+
+
+def test_who_waits_for_the_result_is_woken_once():
+    async def scenario():
+        generation = open_generation(Capacity(1))
+        outbox = Outbox()
+        outbox.loop = asyncio.get_running_loop()
+        waiting = asyncio.ensure_future(generation.result())
+        await asyncio.sleep(0)
+        for event in (Started(prompt_tokens=3, reused_tokens=0), delta("h"), delta("i")):
+            outbox.put(generation, event)
+        assert outbox._batch == []
+        outbox.put(generation, Done(result=result("hi")))
+        outbox.flush()
+        return await waiting
+
+    assert asyncio.run(scenario()).content == "hi"
