@@ -12,8 +12,8 @@ from ninfer_core.engine.capacity import CapacityUnit
 
 
 class LocalGeneration:
-    """An ``api.Generation``. Events arrive through ``deliver`` on the event loop; only two flags cross threads the other
-    way: ``cancelled``, which the engine samples at its boundaries, and ``only_end``, which its outbox reads."""
+    """An ``api.Generation``. Events arrive through ``deliver`` on the event loop; only two flags cross threads the
+    other way: ``cancelled``, which the engine samples at its boundaries, and ``only_end``, which its outbox reads."""
 
     def __init__(self, *, sampling: Mapping[str, Any], max_tokens: int, unit: CapacityUnit) -> None:
         self.sampling = sampling
