@@ -27,6 +27,9 @@ def guarded(fn: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
     A reader of stdout that went away (``| head``) ends the command quietly; a stdout that is closed or full is one
     line.
     """
+    # read when torch loads: threads that wait spinning take the cores from whoever they wait for, and beside one other
+    # busy process a prompt then takes three times as long
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if sys.stdout is None:
             raise StartupError("standard output is closed; redirect it to /dev/null to do without")
