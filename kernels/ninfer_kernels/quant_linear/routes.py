@@ -95,6 +95,7 @@ class NativeLinear:
         self._size = chunk_rows(self.columns)
         self._chunks = chunk_table(format, matrices, self._size)
         self._count = self._chunks.shape[0]
+        self._table = self._chunks.data_ptr()
         self._few: list[Native | None] = [None] * (kernel.FEW + 1)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -103,27 +104,30 @@ class NativeLinear:
         tokens, threads = x.shape[0], torch.get_num_threads()
         if not tokens:
             return x.new_empty(0, self.rows)
-        source = x.float().contiguous()
+        plain = x.dtype is torch.float32
+        source = x if plain and x.is_contiguous() else x.float().contiguous()
         out = torch.empty(tokens, self.rows)
-        scratch = None
         if tokens <= self._kernel.FEW:
-            native = self._few[tokens] or self._compile(tokens)
+            native, address, floats = self._few[tokens] or self._compile(tokens), 0, 0
         else:
-            native = self._kernel.many(self.format)
             scratch = torch.empty(threads * self._size * self.columns)
-        slots = self._kernel.slots(
-            x=source.data_ptr(),
-            y=out.data_ptr(),
-            chunks=self._chunks.data_ptr(),
-            count=self._count,
-            blocks=self._blocks,
-            rows=self.rows,
-            tokens=tokens,
-            scratch=0 if scratch is None else scratch.data_ptr(),
-            scratch_floats=self._size * self.columns,
+            native, address, floats = self._kernel.many(self.format), scratch.data_ptr(), self._size * self.columns
+        # in the order of kernel.Arg, counters at zero; a decode round makes a hundred of these calls
+        slots = self._kernel.SLOTS(
+            source.data_ptr(),
+            out.data_ptr(),
+            self._table,
+            self._count,
+            0,
+            self._blocks,
+            self.rows,
+            tokens,
+            address,
+            floats,
+            0,
         )
         native.together(slots, min(threads, self._count))
-        return out if x.dtype == torch.float32 else out.to(x.dtype)
+        return out if plain else out.to(x.dtype)
 
     def _compile(self, tokens: int) -> Native:
         self._few[tokens] = native = self._kernel.few(self.format, tokens)
