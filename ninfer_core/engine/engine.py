@@ -235,6 +235,8 @@ class LocalEngine:
             deadline=deadline,
             submitted=time.monotonic(),
             generation=generation,
+            transport_id=job.request_id,
+            protocol=job.protocol,
         )
 
     def warm_up(self) -> None:

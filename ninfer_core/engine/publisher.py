@@ -71,6 +71,8 @@ class Publisher:
         log.info(
             "request_done",
             id=lane.request.id,
+            request_id=lane.request.transport_id,
+            protocol=lane.request.protocol,
             finish=finish,
             prompt_tokens=result.prompt_tokens,
             completion_tokens=result.completion_tokens,
@@ -86,7 +88,9 @@ class Publisher:
         self._outbox.put(lane.request.generation, error)
         # a stop ends requests as the operator asked; that is no warning
         say = log.info if error.status == 503 else log.warning
-        say("request_error", id=lane.request.id, code=error.code, reason=reason or error.message)
+        request = lane.request
+        named = {"id": request.id, "request_id": request.transport_id, "protocol": request.protocol}
+        say("request_error", **named, code=error.code, reason=reason or error.message)
 
     def turned_away(self, request: Request, outcome: ApiError | FinishReason) -> None:
         """The end of a request that never reached a lane."""

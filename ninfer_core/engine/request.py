@@ -34,6 +34,8 @@ class Request:
     deadline: float  # monotonic seconds; None of it applies after admission
     submitted: float  # monotonic seconds
     generation: LocalGeneration | None  # None: the engine's own warm-up
+    transport_id: str = ""  # the frontend's id of the exchange, for the log
+    protocol: str = ""  # likewise
 
     @property
     def entitlement(self) -> int:

@@ -58,7 +58,7 @@ def serve(
         stats_sock = None
         if values["stats_port"] is not None:
             stats_sock = bound.enter_context(listen(values["host"], values["stats_port"], flag="--stats-port"))
-        # the web framework loads behind the bound ports, so that a clash is reported at once
+        # the HTTP server loads behind the bound ports, so that a clash is reported at once
         from .transport import loop_factory
 
         server = Server(values, plugins, load, sock, stats_sock, drain)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import structlog
 from engines import Driver, end, events, open_engine, run, text
 
 from ninfer_core.api import (
@@ -355,3 +356,18 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(tmp_path):
         drawn.append(end(generation).token_ids)
     assert drawn[0] == drawn[1] != drawn[2]
     assert isinstance(end(generation), Result)
+
+
+def test_the_log_names_the_exchange_and_its_protocol(tmp_path):
+    engine = open_engine(tmp_path, SCRIPT)
+
+    async def scenario():
+        engine.start(asyncio.get_running_loop())
+        await answer(engine, chat("hi", request_id="req_7", protocol="openai-chat"))
+        engine.stop()
+
+    with structlog.testing.capture_logs() as events_logged:
+        run(scenario())
+        assert engine.join(10)
+    done = next(entry for entry in events_logged if entry["event"] == "request_done")
+    assert (done["request_id"], done["protocol"]) == ("req_7", "openai-chat")
