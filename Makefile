@@ -11,13 +11,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # as the commands have it (ninfer_core/cli/main.py): tests and benchmarks measure the same threads
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# programs that tests marked `clients` drive, from the npm registry
+CLIENTS := @anthropic-ai/claude-code @openai/codex
 PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# frontends that list the fields of their bodies
+DOCUMENTED := $(foreach p,$(PLUGINS),$(if $(wildcard plugins/$(p)/ninfer_$(p)/document.py),$(p)))
 comma := ,
 empty :=
 space := $(empty) $(empty)
 TESTS := -m "not gpu and not slow and not clients"
 
-.PHONY: setup serve test slow lint format bench docs
+.PHONY: setup serve test slow clients lint format bench docs
 
 setup: $(STAMP)
 
@@ -43,6 +47,10 @@ test: setup
 slow: setup
 	$(BIN)/pytest -m slow $(ARGS)
 
+clients: setup
+	npm install --no-audit --no-fund --ignore-scripts --prefix $(VENV)/clients $(CLIENTS)
+	$(BIN)/pytest -m clients $(ARGS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,3 +70,9 @@ bench: setup
 docs: setup
 	$(BIN)/python -m ninfer_core.option_text --plugins $(subst $(space),$(comma),$(PLUGINS)) > docs/options.md.new
 	mv docs/options.md.new docs/options.md
+	set -e; for module in $(DOCUMENTED); do \
+		$(BIN)/python -m ninfer_core.field_text ninfer_$$module.document > docs/protocols/$$module.md.new; \
+		mv docs/protocols/$$module.md.new docs/protocols/$$module.md; \
+	done
+	$(BIN)/python tests/arch/contract_trace.py > docs/contract-trace.md.new
+	mv docs/contract-trace.md.new docs/contract-trace.md

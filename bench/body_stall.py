@@ -1,10 +1,10 @@
-"""The longest silence of a stream while another client's large body is received and parsed, in milliseconds.
+"""The longest silence of a stream while another client's large body is received and read, in milliseconds.
 
-    python bench/body_stall.py [MIB]
+    python bench/body_stall.py [MIB] [KIND ...]
 
-A scripted model streams a token every few milliseconds; meanwhile a body of MIB mebibytes (default 100) is posted, each
-kind on its own: one long string, many shorter ones, escapes throughout, many small messages, not JSON at all. The first
-row is the stream alone. Appends to ``bench/rows/body_stall.jsonl``.
+A scripted model streams a token every few milliseconds; meanwhile a body of MIB mebibytes (default 384) is sent at full
+speed, each kind on its own. The first row is the stream alone. The note says how the body was answered, after how long,
+and what the server's own memory grew by. Appends to ``bench/rows/body_stall.jsonl``.
 """
 
 from __future__ import annotations
@@ -37,23 +37,35 @@ def chat(*messages: bytes) -> bytes:
     return b'{"model":"another","messages":[' + b",".join(messages) + b"]}"
 
 
+def prompt(content: bytes) -> bytes:
+    """Goes all the way to the engine's refusal, when it is read at all."""
+    return b'{"messages":[' + message(content) + b"]}"
+
+
 KINDS: dict[str, Callable[[int], bytes]] = {
     "one-string": lambda size: chat(message(b'"' + b"x" * size + b'"')),
+    "one-prompt": lambda size: prompt(b'"' + b"word " * (size // 5) + b'"'),
+    "one-prompt-cjk": lambda size: prompt(b'"' + "語".encode() * (size // 3) + b'"'),
     "strings-of-10-mib": lambda size: chat(*[message(b'"' + b"x" * PART + b'"')] * max(size // PART, 1)),
     "escapes": lambda size: chat(message(b'"' + rb"a line\n" * (size // 8) + b'"')),
     "small-messages": lambda size: chat(*[message(b'"hello"')] * (size // 34)),
+    "token-ids": lambda size: b'{"model":"another","messages":[],"x":[' + b"12345," * (size // 6) + b"1]}",
+    "deep": lambda size: b'{"messages":' + b"[" * size,
+    "unknown-string": lambda size: chat(message(b'"hi"'))[:-1] + b',"unknown":"' + b"x" * size + b'"}',
+    "unknown-objects": lambda size: chat(message(b'"hi"'))[:-1] + b',"unknown":[' + b"{}," * (size // 3) + b"{}]}",
+    "bad-end": lambda size: chat(message(b'"' + b"x" * size + b'"'))[:-1] + b",}",
     "not-json": lambda size: b'{"messages":"' + b"x" * size,
 }
 
 
-async def longest_silence(base: str, body: bytes | None) -> float:
+async def longest_silence(port: int, body: bytes | None) -> tuple[float, str]:
     """Seconds between two chunks of the stream, at most, from before the body is sent until after it is answered."""
-    gap, last, reading = 0.0, time.perf_counter(), asyncio.Event()
+    gap, last, reading, said = 0.0, time.perf_counter(), asyncio.Event(), "nothing else runs"
 
     async def read() -> None:
         nonlocal gap, last
         async with (
-            httpx.AsyncClient(base_url=base, timeout=60) as client,
+            httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60) as client,
             client.stream("POST", "/completion", json=STREAM) as r,
         ):
             async for _ in r.aiter_raw():
@@ -68,36 +80,65 @@ async def longest_silence(base: str, body: bytes | None) -> float:
     if body is None:
         await asyncio.sleep(1)
     else:
-        await post(base, body)
+        said = await post(port, body)
     await asyncio.sleep(0.2)
     stream.cancel()
-    return gap
+    return gap, said
 
 
-async def post(base: str, body: bytes) -> None:
+SENDER = """
+import http.client, sys, time
+body, began = open(sys.argv[2], "rb").read(), time.perf_counter()
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=300)
+connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+answer = connection.getresponse()
+print(f"status {answer.status} after {time.perf_counter() - began:.2f} s: {answer.read(160)!r}")
+"""
+
+
+async def post(port: int, body: bytes) -> str:
     """In a process of its own: writing the body must not delay the reader measured here."""
     with tempfile.NamedTemporaryFile() as file:
         await asyncio.to_thread(file.write, body)
         file.flush()
-        code = "import sys, httpx; httpx.post(sys.argv[1], content=open(sys.argv[2], 'rb').read(), timeout=300)"
         client = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, base + "/v1/chat/completions", file.name
+            sys.executable, "-c", SENDER, str(port), file.name, stdout=asyncio.subprocess.PIPE
         )
-        await client.wait()
+        said, _ = await client.communicate()
+        return said.decode().strip()
+
+
+def peak_mib(pid: int) -> int:
+    """The most memory the process has had since ``forget_peak``."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) >> 10
+
+
+def forget_peak(pid: int) -> int:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return peak_mib(pid)
 
 
 def main() -> None:
-    size = int(sys.argv[1]) * MIB if len(sys.argv) > 1 else 100 * MIB
+    size = int(sys.argv[1]) * MIB if len(sys.argv) > 1 else 384 * MIB
+    chosen = sys.argv[2:] or list(KINDS)
+    if unknown := [kind for kind in chosen if kind not in KINDS]:
+        sys.exit(f"{unknown[0]!r} is not a kind; kinds are {', '.join(KINDS)}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         script = write_script(folder, SCRIPT)
-        with Served(script, "--max-context", "4096", "--max-concurrency", "2", "--no-thinking") as server:
-            base = f"http://{HOST}:{server.port}"
-            for kind, build in [("stream-alone", None), *KINDS.items()]:
-                body = None if build is None else build(size)
-                silences = [1e3 * asyncio.run(longest_silence(base, body)) for _ in range(RUNS)]
-                rows.append(row("body_stall", f"{kind}-{size // MIB}mib", "ninfer", silences))
-                print(f"{kind:<20} {rows[-1].median_ms:8.1f} ms  ({rows[-1].p20_ms:.1f} to {rows[-1].p80_ms:.1f})")
+        # one MiB more than the content: what is around it counts too
+        flags = ("--max-context", "4096", "--max-concurrency", "2", "--no-thinking")
+        with Served(script, *flags, "--max-request-mib", str(size // MIB + 1)) as server:
+            for kind in (None, *chosen):
+                body = None if kind is None else KINDS[kind](size)
+                before = forget_peak(server.pid)
+                found = [asyncio.run(longest_silence(server.port, body)) for _ in range(RUNS)]
+                note = f"{found[-1][1]}; {peak_mib(server.pid) - before:+d} MiB"
+                silences = [1e3 * gap for gap, _ in found]
+                shape = f"{kind or 'stream-alone'}-{size // MIB}mib"
+                rows.append(row("body_stall", shape, "ninfer", silences, note=note))
+                print(f"{shape:<26} {rows[-1].median_ms:7.1f} ms  max {rows[-1].max_ms:7.1f}  {note}", flush=True)
     append(Path(__file__).parent / "rows" / "body_stall.jsonl", rows)
 
 

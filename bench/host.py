@@ -2,7 +2,7 @@
 
 rounds: the engine thread's time per decode round without the model, at 1, 8 and 32 rows (scripted model in this
 process). prompts: template and tokenizer at 8K tokens, and a whole HTTP request that generates nothing (demo model, a
-server of its own). streams: time between the chunks of 8 streams while another client sends 100 MiB.
+server of its own). streams: time between the chunks of 8 streams while another client sends 380 MiB.
 ``python bench/host.py [rounds] [prompts] [streams]``; all of them when none is named.
 """
 
@@ -28,14 +28,13 @@ from served import HOST, Served, write_script
 from ninfer_core.api import ChatJob, Message, Part, PromptFormat, RawJob, SamplingRequest
 from ninfer_core.cli.rows import Row, append, row
 from ninfer_core.demo import demo_model
-from ninfer_core.engine.engine import LocalEngine
+from ninfer_core.engine.engine import SWITCH_SECONDS, LocalEngine
 from ninfer_core.engine.load import load_engine
 from ninfer_core.engine.progress import Silent
 from ninfer_core.engine.stats import PHASES, Snapshot
 from ninfer_core.logs import configure
 from ninfer_core.options import parse
 from ninfer_core.plugins import load
-from ninfer_core.serve.run import SWITCH_SECONDS
 from ninfer_core.text.prompt import PromptBuilder
 from ninfer_core.weights.checkpoint import open_checkpoint
 
@@ -48,7 +47,7 @@ PROMPTS = 20  # measured of each kind
 STREAMS = 8
 DELAY_MS = 10.0
 QUIET_SECONDS = 3.0
-BODY_BYTES = 100 << 20
+BODY_BYTES = 380 << 20  # just under what a server takes by default
 ENDLESS = {"text": "la", "finish": "never"}  # a last token that is never withheld
 CONTENT_TYPE = {"content-type": "application/json"}
 

@@ -133,12 +133,13 @@ class RequestTimeout(ApiError):
 
 
 class ContextLengthExceeded(ApiError):
-    """The prompt does not fit the context."""
+    """The prompt does not fit the context. ``at_least``: it was not counted to its end."""
 
-    def __init__(self, prompt_tokens: int, max_context: int) -> None:
+    def __init__(self, prompt_tokens: int, max_context: int, *, at_least: bool = False) -> None:
+        count = f"at least {prompt_tokens}" if at_least else prompt_tokens
         super().__init__(
             "context_length_exceeded",
-            f"The prompt has {prompt_tokens} tokens, but this server's context holds {max_context}.",
+            f"The prompt has {count} tokens, but this server's context holds {max_context}.",
             fields={"n_prompt_tokens": prompt_tokens, "n_ctx": max_context},
         )
 

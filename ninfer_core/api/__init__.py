@@ -34,6 +34,7 @@ from .families import (
 )
 from .frontends import Frontend, FrontendContext, HttpRequest, HttpResponse, ProtocolFrontend, Route
 from .jobs import (
+    Called,
     ChatJob,
     Delta,
     Done,
@@ -50,19 +51,34 @@ from .jobs import (
     Started,
     Timings,
     TokenLogprob,
-    ToolCall,
 )
 from .kv import KVCodec, KVDtype, KVGeometry, Plane, RowCodec
 from .options import Option, OptionValues, boolean, choice, floating, integer, string
 from .spec import CopySource, Draft, DraftRequest, SpecContext, SpeculativeBackend
+from .tools import (
+    MALFORMED_TOOL_CALL,
+    Argument,
+    GeneratedCall,
+    RegionReader,
+    Tool,
+    ToolCall,
+    ToolFallback,
+    ToolReport,
+    ToolSyntax,
+    Unreadable,
+    WrittenCall,
+)
 from .weights import (
     Checkpoint,
     EncodedTensor,
+    Encoder,
     Importer,
     ImportPlan,
     Recipe,
+    Rows,
     Source,
     SourceTensor,
+    StoredInput,
     WeightFormat,
 )
 
@@ -74,8 +90,11 @@ hookimpl = pluggy.HookimplMarker("ninfer")
 
 __all__ = [
     "API_LEVEL",
+    "MALFORMED_TOOL_CALL",
     "ApiError",
+    "Argument",
     "ArtifactError",
+    "Called",
     "ChatJob",
     "Checkpoint",
     "Command",
@@ -86,10 +105,12 @@ __all__ = [
     "Draft",
     "DraftRequest",
     "EncodedTensor",
+    "Encoder",
     "Engine",
     "Event",
     "Frontend",
     "FrontendContext",
+    "GeneratedCall",
     "Generation",
     "HttpRequest",
     "HttpResponse",
@@ -119,10 +140,12 @@ __all__ = [
     "ReasoningSyntax",
     "Recipe",
     "Refusal",
+    "RegionReader",
     "RequestFailed",
     "Result",
     "Route",
     "RowCodec",
+    "Rows",
     "SamplingRequest",
     "Source",
     "SourceTensor",
@@ -131,12 +154,19 @@ __all__ = [
     "Started",
     "StartupError",
     "StatePart",
+    "StoredInput",
     "Timings",
     "TokenLogprob",
     "Tokenizer",
+    "Tool",
     "ToolCall",
+    "ToolFallback",
+    "ToolReport",
+    "ToolSyntax",
     "Unavailable",
+    "Unreadable",
     "WeightFormat",
+    "WrittenCall",
     "boolean",
     "choice",
     "floating",

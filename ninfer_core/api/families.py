@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .kv import KVGeometry
+from .options import Option
+from .tools import ToolSyntax
 from .weights import Checkpoint, ImportPlan, Shape, Source
 
 if TYPE_CHECKING:
@@ -17,7 +19,9 @@ class Tokenizer(Protocol):
     """Text <-> token ids. Immutable and safe to use from any thread.
 
     An optional ``special_ids: frozenset[int]`` names the control tokens whose text is withheld from output; the others
-    (``<think>``, ``<tool_call>``) are text there. Without it only stop tokens are withheld.
+    (``<think>``, ``<tool_call>``) are text there. Without it only stop tokens are withheld. An optional
+    ``longest_token: int | None`` is the most bytes of text that one token stands for; None or without it, there is no
+    such bound, and a text that is too long has to be counted.
     """
 
     size: int  # public tokens: ids are below it
@@ -63,6 +67,7 @@ class PromptFormat:
     stop_ids: frozenset[int] = frozenset()
     bos_id: int | None = None  # put before a raw prompt, where the checkpoint asks for it
     reasoning: ReasoningSyntax | None = None
+    tools: ToolSyntax | None = None  # None: tools are shown to the model, and its calls are text
     thinks_by_default: bool = False
     thinking_variable: str | None = None  # the template variable that switches thinking: "enable_thinking"
     efforts: tuple[str, ...] = ()  # reasoning efforts the template accepts
@@ -79,6 +84,7 @@ class StatePart:
     name: str
     dtype: str
     shape: Shape
+    layer: int | None = None  # the layer it belongs to, where it belongs to one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +94,16 @@ class ModelFamily:
     ``sources`` maps an importer's kind to the architecture names of that kind which ``adapt`` understands. ``adapt``
     refuses (ArtifactError) what it cannot represent, naming the tensor or key. ``inventory(config)`` is the closed list
     of logical parameters with their shapes; a config is checked before it is used, an unknown key of an artifact
-    refused. ``build`` loads torch and makes the model; everything before it is free of torch.
+    refused. ``companions`` are the components beside the text model that the family understands, by component id, each
+    with the inventory a checkpoint that has it must hold; their parameters' names begin with that id. ``build`` loads
+    torch and makes the model; everything before it is free of torch.
+
+    What artifacts of the family look like: ``weight_recipe(config, scheme)`` gives the stored format of each parameter
+    for ``ninfer convert --weights SCHEME`` ("bf16", "fp8", "groupwise-int", "nvfp4"), companions' included; what it does
+    not name keeps the source's format. Without one every matrix is stored in the scheme's usual format.
+    ``direct_formats(config)`` names the parameters that are stored in one plain format only; another is refused, and a
+    conversion casts to it. ``uses(config)`` gives the inputs each matrix is multiplied by; an artifact must have a Use
+    for each, and a conversion writes them.
     """
 
     name: str
@@ -102,5 +117,11 @@ class ModelFamily:
     hidden_size: Callable[[Mapping[str, Any]], int]
     prompt: Callable[[Checkpoint], PromptFormat]
     build: Callable[[Checkpoint, Weights, Runtime], Model]
-    state_layout: Callable[[Mapping[str, Any]], tuple[StatePart, ...]] = lambda config: ()
+    state_layout: Callable[[Mapping[str, Any], Runtime], tuple[StatePart, ...]] = lambda config, runtime: ()
+    context_limit: Callable[[Mapping[str, Any]], int] | None = None  # the longest context served; None: the trained one
+    companions: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Shape]]] = field(default_factory=dict)
+    weight_recipe: Callable[[Mapping[str, Any], str], Mapping[str, str]] | None = None
+    direct_formats: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda config: {}
+    uses: Callable[[Mapping[str, Any]], Mapping[str, tuple[str, ...]]] = lambda config: {}
+    options: tuple[Option, ...] = ()  # read by ``build``; refused where another family's model is served
     describe: Callable[[Checkpoint], str] | None = None  # what ``ninfer inspect`` prints beside the inventory

@@ -12,6 +12,7 @@ from .options import Option, OptionValues
 if TYPE_CHECKING:
     from ninfer_core.errors import ApiError
 
+    from .bodies import Body
     from .jobs import ChatJob, Engine
 
 
@@ -22,7 +23,7 @@ class HttpRequest:
     params: Mapping[str, str]  # path parameters
     query: Mapping[str, str]
     headers: Mapping[str, str]  # lower-case names
-    body: bytes
+    body: Body  # a large one is not in memory; ``http.decode`` and ``http.beside`` take either
     request_id: str
 
 
@@ -69,7 +70,7 @@ class FrontendContext(Protocol):
     def engines(self) -> tuple[Engine, ...]:
         """Every loaded engine."""
 
-    async def read_chat(self, body: bytes) -> tuple[Engine, ChatJob]:
+    async def read_chat(self, body: Body) -> tuple[Engine, ChatJob]:
         """A Chat Completions body, read by the frontend that offers ``read_chat``; NotFound when none is loaded."""
 
 
@@ -82,7 +83,7 @@ class Frontend:
     envelope: Callable[[ApiError, str], HttpResponse]
     prefixes: tuple[str, ...]  # path prefixes whose unknown routes answer in this envelope; the longest match wins
     request_id_header: str = "x-request-id"
-    read_chat: Callable[[bytes], Awaitable[tuple[Engine, ChatJob]]] | None = None  # for ``FrontendContext.read_chat``
+    read_chat: Callable[[Body], Awaitable[tuple[Engine, ChatJob]]] | None = None  # for ``FrontendContext.read_chat``
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

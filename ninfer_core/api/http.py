@@ -10,7 +10,7 @@ import msgspec
 
 from ninfer_core.errors import ApiError
 
-from .bodies import beside, decode, decode_now, invalid_value, not_supported, quoted
+from .bodies import Body, LargeBody, beside, decode, decode_now, invalid_value, not_supported, quoted
 from .frontends import HttpResponse
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -103,6 +103,8 @@ __all__ = [
     "DONE",
     "EVENT_STREAM",
     "KEEP_ALIVE",
+    "Body",
+    "LargeBody",
     "beside",
     "decode",
     "decode_now",

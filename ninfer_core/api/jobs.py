@@ -6,21 +6,19 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from .tools import GeneratedCall, Tool, ToolCall, ToolReport
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A piece of a message. Only text so far; media parts come with the vision residencies."""
+    """A piece of a message. Only text so far; media parts come with the vision residencies.
+
+    ``cache_boundary``: a hint that prompts will begin with everything up to the end of this part. It never changes an
+    answer, and has no effect where nothing is kept between requests.
+    """
 
     text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
-    """A call an assistant turn made. ``arguments``: the JSON object's members in received order."""
-
-    id: str
-    name: str
-    arguments: Mapping[str, Any]
+    cache_boundary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +75,12 @@ class ChatJob(_Job):
     post_thinking: SamplingRequest | None = None  # a second sampler for the answer; its silent fields: the preset's
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prefill: bool = False  # the last message is an assistant turn to continue
+    tools: tuple[Tool, ...] = ()  # those the model may call, in declaration order; () where the client wants no calls
+    forced_tool: str | None = None  # one of them: the answer starts inside a call to it
+    single_call: bool = False  # keep the first call of the answer and drop the rest
+    cache_boundary: bool = False  # a hint as in ``Part``, for the end of the prompt
+    session_key: str | None = None  # 1 to 256 bytes: conversations of one key continue each other; never part of a prompt
+    session_read_only: bool = False  # the session may be taken up from, and is left as it was
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +172,17 @@ class Delta:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Called:
+    """A complete tool call. The text of its markup is published nowhere else; ``token_ids`` as in ``Delta``."""
+
+    index: int  # of the calls of this answer, from 0
+    call: GeneratedCall
+    token_ids: tuple[int, ...]
+    timings: Timings
+    logprobs: tuple[TokenLogprob, ...] = ()  # of content tokens not reported so far, the markup's among them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """A finished generation. ``completion_tokens`` counts a withheld stop token too."""
 
@@ -185,6 +200,8 @@ class Result:
     prompt_ids: tuple[int, ...] = ()
     lane: int = 0  # the lane that ran it
     logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[GeneratedCall, ...] = ()
+    tool_report: ToolReport = field(default_factory=ToolReport)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +213,7 @@ class Done:
     logprobs: tuple[TokenLogprob, ...] = ()  # of content tokens no text was published for
 
 
-Event = Started | Progress | Delta | Done
+Event = Started | Progress | Delta | Called | Done
 
 
 class Generation(Protocol):
@@ -233,6 +250,7 @@ class ModelInfo:
     max_concurrency: int
     has_chat: bool
     thinks_by_default: bool
+    longest_token: int | None = None  # bytes of text that one token stands for, at most; None: no such bound
 
 
 class Engine(Protocol):
@@ -246,13 +264,17 @@ class Engine(Protocol):
     async def complete(self, job: RawJob) -> Generation: ...
 
     async def render(self, job: ChatJob) -> str:
-        """The prompt a chat request renders to, as text."""
+        """The prompt a chat request renders to, as text.
+
+        This, ``count`` and ``tokenize`` share a capacity of their own, as large as that of generations: Overloaded.
+        """
 
     async def count(self, job: ChatJob) -> int:
         """The tokens of that prompt."""
 
     async def tokenize(self, content: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]: ...
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str: ...
+    async def detokenize(self, token_ids: Sequence[int], *, counted: bool = False) -> str:
+        """``counted``: a request of its own, bounded as ``tokenize`` is, rather than a part of a generation's answer."""
 
     def token_bytes(self, token_id: int) -> bytes: ...

@@ -31,7 +31,9 @@ class RowCodec(Protocol):
 
     ``encode``: [R, D] float -> one tensor [R, width] per plane. ``decode``: the planes -> [R, D] fp32. Rows stand for
     themselves: how one is encoded depends on no other. A codec of one plane whose ``decode`` only widens its elements
-    may also say ``is_cast = True``: fused attention then reads the plane itself.
+    may also say ``is_cast = True``: fused attention then reads the plane itself. A codec of up to two planes may have a
+    ``device_decode()`` that loads triton and returns its decode as a ``@triton.jit`` function (the signature of
+    ``ninfer_kernels.kv_int8.kernel.decode``): attention on a GPU then reads the planes without decoding them first.
     """
 
     def encode(self, rows: Tensor) -> tuple[Tensor, ...]: ...

@@ -61,6 +61,20 @@ class Runtime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowsOnDevice:
+    """The rows of a step as tensors, [B] int64 each: what a kernel reads instead of the host's numbers.
+
+    In a recorded step that is replayed only these hold: the host's tuples then give the shape the step was recorded
+    with, and a row may be narrower than its place. Row ``b`` has tokens ``firsts[b]`` to ``firsts[b] + widths[b] - 1``.
+    """
+
+    firsts: Tensor
+    widths: Tensor
+    frontiers: Tensor
+    state_slots: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """One unit of work: a chunk of one prompt, or a decode or verify round over several rows.
 
@@ -78,6 +92,7 @@ class Step:
     logit_index: Tensor  # [L] int64, device; the tokens whose logits are wanted
     provisional: bool  # True: state slots must not change before ``fold``; False: advance them in place
     prompt_tokens: tuple[int, ...] = ()  # [B] tokens of each row's prompt, host; () where nobody knows
+    on_device: RowsOnDevice | None = None
 
     @property
     def rows(self) -> int:
@@ -111,9 +126,11 @@ class Model(Protocol):
     """
 
     draft_source: CopySource | None
+    # an optional ``records_steps = True``: on a GPU a provisional forward and its fold read nothing of a step but its
+    # tensors and its shape, so they can be recorded once and replayed (CUDA graphs); ``kept`` may then be a tensor
 
     def forward(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> StepOutput:
         """Run one step. ``state``: the parts of ``state_layout`` as [slots, ...] tensors."""
 
-    def fold(self, step: Step, records: Any, kept: Sequence[int], state: Mapping[str, Tensor]) -> None:
+    def fold(self, step: Step, records: Any, kept: Sequence[int] | Tensor, state: Mapping[str, Tensor]) -> None:
         """After a provisional step: advance row ``b``'s state over its first ``kept[b]`` tokens (0: leave it)."""

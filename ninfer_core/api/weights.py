@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredInput:
+    """What a stored matrix multiplies in place of its input ``x``.
+
+    ``signs``: per 1024 elements ``(1/32) H (signs * x)``, H the Hadamard matrix. ``columns``: stored column ``c``
+    multiplies ``x[columns[c]]``. Read row by row, as a token table, the matrix means what these make of its rows.
+    """
+
+    signs: Tensor | None = None  # [K] fp32, every one +1 or -1
+    columns: Tensor | None = None  # [K] int64, a permutation
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedTensor:
     """A tensor as stored: ``data`` is a flat uint8 tensor (often a view of a memory-mapped file)."""
@@ -29,6 +41,13 @@ class EncodedTensor:
     shape: Shape  # logical, C order; matrices are [output rows, input columns]
     data: Tensor  # [bytes] uint8, host
     divisors: int = 1
+    input: StoredInput | None = None  # None: it multiplies its input as it is
+
+
+Rows = Callable[[], "Iterable[Tensor]"]
+"""The rows of a matrix in fp32, in order and some at a time; a call starts again with the first."""
+
+Encoder = Callable[[Shape, Rows], EncodedTensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +57,11 @@ class WeightFormat:
     ``encoded_bytes(shape)`` is the exact size, or raises ValueError saying which shapes the layout can hold.
     ``decode(tensor)`` gives fp32 of the logical shape, exactly the format's definition. ``take_rows(tensor, rows)``
     gives the encoded rows in that order. ``quantize(x)`` encodes an fp32 tensor, when the format has an encoder.
-    ``cpu_linear(tensors)`` builds a fast CPU route over the stacked rows of matrices of this format, when there is one;
-    it multiplies by exactly the decoded weights.
+    ``encoders`` encode matrices too large to hold in fp32, each by its name, the usual one first; every encoder raises
+    ValueError for a value it cannot store. ``cpu_linear(tensors)`` builds a fast CPU route over the stacked rows of
+    matrices of this format, or is None where there is none for them; it multiplies by exactly the decoded weights.
+    ``check(tensor)`` raises ValueError for stored bytes that would make the whole tensor meaningless; it is cheap and
+    called on every read.
     """
 
     name: str
@@ -48,7 +70,12 @@ class WeightFormat:
     decode: Callable[[EncodedTensor], Tensor]
     take_rows: Callable[[EncodedTensor, Sequence[int]], EncodedTensor]
     quantize: Callable[[Tensor], EncodedTensor] | None = None
-    cpu_linear: Callable[[Sequence[EncodedTensor]], Linear] | None = None
+    encoders: Mapping[str, Encoder] = field(default_factory=dict)
+    cpu_linear: Callable[[Sequence[EncodedTensor]], Linear | None] | None = None
+    check: Callable[[EncodedTensor], None] | None = None
+    divisor_rows: int = 0  # what the rows of a divisor's share are a multiple of; 0: the layout has no divisors
+    divisor_bytes: int = 0  # what each divisor but the first adds to ``encoded_bytes``
+    activations: str = "A16Only"  # the precisions of activations a converter allows beside it
     published: bool = True  # False: a name other readers of the container may not know
 
 
@@ -73,6 +100,7 @@ class Source:
     tensors: Mapping[str, SourceTensor] = field(default_factory=dict)
     resources: Mapping[str, bytes] = field(default_factory=dict)  # "tokenizer.json", "chat_template.jinja", ...
     name: str | None = None  # the public name the source suggests
+    drop_pages: Callable[[], None] | None = None  # give back the memory of what was read; tensors stay readable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,8 +118,10 @@ class Importer:
 class Recipe:
     """How one logical parameter is made from source tensors.
 
-    The tensors are concatenated by rows; ``rows`` then reorders the rows (of the encoded bytes, so nothing is
-    re-rounded); ``transform`` maps the decoded fp32 tensor and stores the result as ``store`` ("bf16" or "fp32").
+    The tensors are concatenated by rows; ``rows`` then takes rows in that order, all of them or some (of the encoded
+    bytes, so nothing is re-rounded), where a tensor of three dimensions counts as the matrix of all its rows;
+    ``transform`` maps the decoded fp32 tensor and stores the result as ``store`` ("bf16" or "fp32"). ``columns`` leaves
+    a matrix as it is stored and says where its columns belong: stored column ``c`` multiplies ``x[columns[c]]``.
     """
 
     tensors: tuple[str, ...]
@@ -99,6 +129,7 @@ class Recipe:
     rows: Sequence[int] | None = None
     transform: Callable[[Tensor], Tensor] | None = None
     store: str | None = None  # None: as the source stores it
+    columns: Sequence[int] | None = None  # a permutation; with ``tensors`` of one matrix and nothing else
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +139,9 @@ class ImportPlan:
     architecture: str  # the artifact's architecture name
     config: Mapping[str, Any]  # the ``text`` component's config (closed key set)
     parameters: Mapping[str, Recipe]  # logical name -> recipe
-    warnings: tuple[str, ...] = ()  # unknown config keys, by name
+    warnings: tuple[str, ...] = ()  # what is left out, by name: unknown config keys, tensors nobody uses
+    derived: Mapping[str, SourceTensor] = field(default_factory=dict)  # made from several: codes and scales
+    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # component id -> config, beside the text
 
 
 class Checkpoint(Protocol):
@@ -118,6 +151,7 @@ class Checkpoint(Protocol):
     architecture: str
     name: str | None  # the public name stored with it
     config: Mapping[str, Any]
+    companions: Mapping[str, Mapping[str, Any]]  # the components beside the text: id -> config
 
     def names(self) -> Iterable[str]:
         """The logical parameters present."""

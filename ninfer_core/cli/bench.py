@@ -24,7 +24,7 @@ from ninfer_core.api import (
     integer,
 )
 
-from .local import changed, local_engine
+from .local import StageLine, changed, local_engine
 
 if TYPE_CHECKING:
     from ninfer_core.engine.engine import LocalEngine
@@ -75,6 +75,26 @@ class Measured:
     decoded: int
 
 
+class Shown:
+    """How far one measurement is, for whoever waits at a terminal."""
+
+    def __init__(self, line: StageLine, name: str, rows: int) -> None:
+        self._line, self._name, self._rows = line, name, rows
+        self._begun = 0  # rows whose first token came
+        self._line.stage(f"{name}: prefill")
+
+    def first_token(self) -> None:
+        self._begun += 1
+        self._line.advance(self._begun, self._rows)
+        if self._begun == self._rows:
+            self._line.stage(f"{self._name}: decode")
+
+    def tokens(self, done: int, total: int) -> None:
+        """``done`` of ``total`` of one row; the rows go in step."""
+        if self._begun == self._rows:
+            self._line.advance(done, total)
+
+
 def run(argv: Sequence[str]) -> int:
     """Print two rows per count of rows: prefill and decode. 1 when the shapes do not fit the model."""
     import msgspec
@@ -86,12 +106,18 @@ def run(argv: Sequence[str]) -> int:
         Shape(rows=rows, prompt_tokens=values["prompt_tokens"], decode_tokens=values["decode_tokens"])
         for rows in values["rows"]
     ]
+    line = StageLine(sys.stderr)
     with local_engine(demo.resolve(model), _sized(values, shapes), plugins) as (engine, runner):
         for shape in shapes:
             try:
-                runs = [runner.run(_measure(engine, shape, seed)) for seed in range(values["repeats"])]
+                runs = []
+                for seed in range(values["repeats"]):
+                    shown = Shown(line, f"{shape} run {seed + 1} of {values['repeats']}", shape.rows)
+                    runs.append(runner.run(_measure(engine, shape, seed, shown)))
             except ApiError as error:
                 raise StartupError(error.message) from None
+            finally:
+                line.clear()
             for item in _rows(engine, shape, runs):
                 print(msgspec.json.encode(item).decode(), flush=True)
                 print(f"{item.op} {item.shape}: {item.tokens_per_second:.1f} tokens/s", file=sys.stderr)
@@ -109,13 +135,13 @@ def _sized(values: OptionValues, shapes: Sequence[Shape]) -> OptionValues:
     return changed(values, max_concurrency=lanes, max_context=context, kv_capacity=pool)
 
 
-async def _measure(engine: LocalEngine, shape: Shape, seed: int) -> Measured:
+async def _measure(engine: LocalEngine, shape: Shape, seed: int, shown: Shown) -> Measured:
     """Start all rows at once and watch when their tokens come."""
     prompts = [_prompt(engine, shape.prompt_tokens, f"{seed}/{row}") for row in range(shape.rows)]
     import asyncio
 
     start = time.perf_counter()
-    stamps = await asyncio.gather(*(_row(engine, prompt, shape.decode_tokens) for prompt in prompts))
+    stamps = await asyncio.gather(*(_row(engine, prompt, shape.decode_tokens, shown) for prompt in prompts))
     first = max(times[0][0] for times in stamps)
     end = min(times[-1][0] for times in stamps)
     decoded = sum(count for times in stamps for when, count in times if first < when <= end)
@@ -130,14 +156,19 @@ def _prompt(engine: LocalEngine, tokens: int, seed: str) -> tuple[int, ...]:
     return tuple(draw.choices(public, k=tokens))
 
 
-async def _row(engine: LocalEngine, prompt: tuple[int, ...], tokens: int) -> list[tuple[float, int]]:
+async def _row(engine: LocalEngine, prompt: tuple[int, ...], tokens: int, shown: Shown) -> list[tuple[float, int]]:
     """Arrival time and number of tokens of each event that brought some."""
     job = RawJob(prompt=(prompt,), max_tokens=tokens, ignore_eos=True, sampling=SamplingRequest(temperature=0.0))
     stamps: list[tuple[float, int]] = []
+    done = 0
     async with await engine.complete(job) as generation:
         async for event in generation:
             if isinstance(event, Delta | Done) and event.token_ids:
                 stamps.append((time.perf_counter(), len(event.token_ids)))
+                if len(stamps) == 1:
+                    shown.first_token()
+                done += len(event.token_ids)
+                shown.tokens(done, tokens)
     return stamps
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ninfer_core.api import Command, Option, choice, integer, string
@@ -18,9 +19,17 @@ OPTIONS = (
     Option(
         flag="--weights",
         metavar="FORMAT",
-        parse=choice("keep", "bf16", "fp32"),
+        parse=choice("keep", "bf16", "fp32", "fp8", "groupwise-int", "nvfp4"),
         default="keep",
-        help="how matrices are stored: keep (as the source has them; fp16 becomes fp32, exactly), bf16 or fp32",
+        help="how matrices are stored: keep (as the source has them; fp16 becomes fp32, exactly), bf16, fp32, fp8 (a "
+        "scale per row), groupwise-int (4 to 8 bits) or nvfp4",
+    ),
+    Option(
+        flag="--encoder",
+        metavar="NAME",
+        parse=string,
+        help="how scales and codes are chosen, where a format has several ways (grouped_search: slower, closer)",
+        default_text="each format's usual one",
     ),
     Option(
         flag="--name",
@@ -49,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     source, out = options.exactly(words, "convert", "SOURCE", "OUT.ninfer")
     source = demo.resolve(source)
     from ninfer_core.weights.checkpoint import open_stored, warnings_of
-    from ninfer_core.weights.conversion import new_artifact
+    from ninfer_core.weights.conversion import left_out, new_artifact
     from ninfer_core.weights.writer import check_targets, write_artifact
 
     limit = values["max_file_mib"]
@@ -58,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     with _sigterm_unwinds():
         family, checkpoint = open_stored(source, plugins)
         try:
-            for warning in warnings_of(checkpoint):
+            for warning in (*warnings_of(checkpoint), *left_out(family, checkpoint)):
                 print(f"warning: {warning}", file=sys.stderr)
             origin = os.path.basename(os.path.abspath(source))
             new = new_artifact(
@@ -66,6 +75,7 @@ def run(argv: Sequence[str]) -> int:
                 checkpoint,
                 plugins.weight_formats,
                 weights=values["weights"],
+                encoder=values["encoder"],
                 name=values["name"],
                 origin=origin,
             )
@@ -75,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
                     new,
                     max_file_bytes=limit * MIB if limit else None,
                     replace=values["force"],
-                    wrote=advance,
+                    wrote=partial(_wrote, checkpoint, advance),
                 )
         finally:
             checkpoint.close()
@@ -84,6 +94,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 COMMAND = Command(name="convert", summary="import a Hugging Face folder or GGUF file as a .ninfer artifact", run=run)
+
+
+def _wrote(checkpoint: Any, advance: Callable[[int], None], count: int) -> None:
+    """A tensor is in the file: what was read for it is needed no more."""
+    checkpoint.drop_pages()
+    advance(count)
 
 
 def _report(files: Sequence[Any], tensors: Sequence[Any], plugins: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ninfer_core.api import Command, Option
 
 if TYPE_CHECKING:
-    from ninfer_core.weights.inspection import Report
+    from ninfer_core.weights.inspection import Report, TensorRow
 
 USAGE = "ninfer inspect MODEL [--json]"
 OPTIONS = (Option(flag="--json", help="print one JSON object instead of tables"),)
@@ -17,7 +17,7 @@ WIDEST = 100  # characters of a value in a table
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the report and return 0, also for a model that would not load; ArtifactError for an unreadable file."""
+    """Print the report; 0, or 1 for a model that a start would refuse. ArtifactError for a file that is unreadable."""
     from ninfer_core import demo, options
 
     plugins = options.compose(argv)
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:
         sys.stdout.write("\n".join(lines(report)) + "\n")
-    return 0
+    return 1 if report.refusals else 0
 
 
 COMMAND = Command(name="inspect", summary="what is in a model file, and whether it would load", run=run)
@@ -106,11 +106,17 @@ def _value(value: Any) -> str:
     return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
 
+def _stored_as(row: TensorRow) -> str:
+    from ninfer_core.weights.names import plain
+
+    return plain(row.format) if row.divisors == 1 else f"{plain(row.format)}/{row.divisors}"
+
+
 def _tensors(report: Report, shaped: Any) -> Iterator[str]:
     from ninfer_core.weights.names import plain
 
     rows = [
-        (plain(t.name), t.format, shaped(t.shape), "?" if t.bytes is None else f"{t.bytes:,}", plain(t.origin))
+        (plain(t.name), _stored_as(t), shaped(t.shape), "?" if t.bytes is None else f"{t.bytes:,}", plain(t.origin))
         for t in report.tensors
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(4)] if rows else []

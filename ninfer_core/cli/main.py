@@ -13,6 +13,8 @@ from ninfer_core import options
 from ninfer_core.errors import StartupError
 from ninfer_core.plugins import Plugins
 
+from .entry import INTERRUPTED, usual_interrupts
+
 P = ParamSpec("P")
 
 
@@ -31,6 +33,7 @@ def guarded(fn: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
     # busy process a prompt then takes three times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        usual_interrupts()
         if sys.stdout is None:
             raise StartupError("standard output is closed; redirect it to /dev/null to do without")
         status = fn(*args, **kwargs)
@@ -44,7 +47,7 @@ def guarded(fn: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
         print(f"ninfer: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # the interpreter flushes stdout once more at exit; give it somewhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -37,6 +37,9 @@ from ninfer_core.text.prompt import PreparedPrompt, PromptBuilder
 
 T = TypeVar("T")
 STOP_CHARACTERS = 16_384
+TOKENIZE_CHARACTERS = 4 << 20  # of a text whose token ids are asked for
+FEW_TOKENS = 1000  # are spelled out on the event loop
+THREADS = 2  # that prepare generations; as many for what needs no model
 SWITCH_SECONDS = 1e-4
 """The default of 5 ms is what the event loop waits for the interpreter beside a busy engine thread, and the reverse."""
 
@@ -87,7 +90,8 @@ class LocalEngine:
         self.counting = Capacity(limits.max_concurrency + limits.max_pending)
         self.rejected = 0  # generation requests refused before they were accepted
         self._ready_at: float | None = None  # monotonic seconds
-        self._preparing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ninfer-prepare")
+        self._preparing = ThreadPoolExecutor(THREADS, thread_name_prefix="ninfer-prepare")
+        self._hosting = ThreadPoolExecutor(THREADS, thread_name_prefix="ninfer-host")
 
     # ------------------------------------------------------------------ life
 
@@ -118,7 +122,8 @@ class LocalEngine:
         """Wait for the engine thread; False when it is still running after ``timeout`` seconds."""
         ended = self.worker.join(timeout)
         if ended:
-            self._preparing.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._preparing, self._hosting):
+                threads.shutdown(wait=False, cancel_futures=True)
             self._close()
         return ended
 
@@ -131,39 +136,53 @@ class LocalEngine:
         return await self._submit(job, lambda: self._prompts.raw(job))
 
     async def render(self, job: ChatJob) -> str:
-        return await self._prepare(lambda: self._prompts.render(job))
+        return await self._host(lambda: self._prompts.render(job))
 
     async def count(self, job: ChatJob) -> int:
-        unit = self.counting.acquire()
-        try:
-            prepared = await self._prepare(lambda: self._prompts.chat(job))
-        finally:
-            unit.done("engine")
-            unit.done("consumer")
+        prepared = await self._host(lambda: self._prompts.chat(job))
         return len(prepared.ids)
 
     async def tokenize(self, content: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]:
+        if len(content) > TOKENIZE_CHARACTERS:
+            text = f"'content' holds {len(content)} characters; this server takes {TOKENIZE_CHARACTERS}."
+            raise ApiError("invalid_value", text, param="content")
         tokenizer = self.format.tokenizer
         encode = tokenizer.encode_with_control if parse_special else tokenizer.encode
-        ids = await self._prepare(lambda: encode(content))
+        ids = await self._host(lambda: encode(content))
         return [self.format.bos_id, *ids] if add_special and self.format.bos_id is not None else ids
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, counted: bool = False) -> str:
         tokenizer = self.format.tokenizer
-        for at, token in enumerate(token_ids):
-            if not 0 <= token < tokenizer.size:
-                raise ApiError(
-                    "invalid_token",
-                    f"tokens[{at}] is {token}; this model's token ids go from 0 to {tokenizer.size - 1}.",
-                    param=f"tokens[{at}]",
-                )
-        return b"".join(map(tokenizer.token_bytes, token_ids)).decode("utf-8", "replace")
+
+        def spell() -> str:
+            for at, token in enumerate(token_ids):
+                if not 0 <= token < tokenizer.size:
+                    raise ApiError(
+                        "invalid_token",
+                        f"tokens[{at}] is {token}; this model's token ids go from 0 to {tokenizer.size - 1}.",
+                        param=f"tokens[{at}]",
+                    )
+            return b"".join(map(tokenizer.token_bytes, token_ids)).decode("utf-8", "replace")
+
+        if counted:
+            return await self._host(spell)
+        return spell() if len(token_ids) <= FEW_TOKENS else await self._on(self._hosting, spell)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.format.tokenizer.token_bytes(token_id)
 
-    async def _prepare(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+    async def _host(self, work: Callable[[], T]) -> T:
+        """``work`` that needs no model: bounded by itself and on its own threads, so that it cannot hold up the
+        preparation of a generation. Overloaded."""
+        unit = self.counting.acquire()
+        try:
+            return await self._on(self._hosting, work)
+        finally:
+            unit.done("engine")
+            unit.done("consumer")
+
+    async def _on(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     async def _submit(self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt]) -> LocalGeneration:
         try:
@@ -180,7 +199,7 @@ class LocalEngine:
         unit = self.capacity.acquire()
         try:
             try:
-                prepared = await asyncio.wait_for(self._prepare(build), self.limits.pending_timeout_seconds)
+                prepared = await asyncio.wait_for(self._on(self._preparing, build), self.limits.pending_timeout_seconds)
             except TimeoutError:
                 raise QueueTimeout from None
             request = self._request(job, prepared, deadline, unit)
@@ -225,6 +244,7 @@ class LocalEngine:
             tool_texts=prepared.tool_texts,
             reasoning=prepared.reasoning,
             in_reasoning=prepared.in_reasoning,
+            tools=prepared.tools,
             raw=isinstance(job, RawJob),
             params=params,
             stop_ids=frozenset() if job.ignore_eos else self.format.stop_ids,

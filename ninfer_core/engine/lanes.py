@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -149,11 +150,9 @@ class LaneTable:
         """Lanes with tokens to insert."""
         return [lane for lane in self._lanes if lane is not None and lane.forced]
 
-    def __contains__(self, lane: Lane) -> bool:
-        return self._lanes[lane.index] is lane
-
     def admit(self, request: Request, now: float) -> Lane | None:
-        """The lowest free lane with all the pages the request is entitled to, or None: nothing is held then."""
+        """The lowest free lane with all the pages the request is entitled to, or None. Nothing is held then, nor when
+        opening it fails."""
         free = next((i for i, lane in enumerate(self._lanes) if lane is None), None)
         if free is None:
             return None
@@ -162,18 +161,27 @@ class LaneTable:
             if not self.active:
                 raise InvariantError(f"request {request.id} needs {request.entitlement} pages of an idle pool")
             return None
-        facts = DraftRequest(request_id=request.id, prompt_ids=request.prompt_ids, tool_texts=request.tool_texts)
-        lane = Lane(
-            index=free,
-            request=request,
-            space=space,
-            state_slot=self.states.take(),
-            session=self._open_session(request),
-            drafting=[(source, source.begin(facts)) for source in self._sources],
-            admitted=now,
-            params=request.params,
-            ledger=list(request.prompt_ids),
-        )
+        with contextlib.ExitStack() as undo:
+            undo.callback(space.close)
+            slot = self.states.take()
+            undo.callback(self.states.give_back, slot)
+            lane = Lane(
+                index=free,
+                request=request,
+                space=space,
+                state_slot=slot,
+                session=self._open_session(request),
+                drafting=[],
+                admitted=now,
+                params=request.params,
+                ledger=list(request.prompt_ids),
+            )
+            facts = DraftRequest(request_id=request.id, prompt_ids=request.prompt_ids, tool_texts=request.tool_texts)
+            for source in self._sources:
+                handle = source.begin(facts)
+                lane.drafting.append((source, handle))
+                undo.callback(source.finish, handle)
+            undo.pop_all()
         self._lanes[free] = lane
         return lane
 

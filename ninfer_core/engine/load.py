@@ -26,6 +26,7 @@ from ninfer_core.api import (
 )
 from ninfer_core.api.nn import Model, Runtime
 from ninfer_core.engine.engine import EngineLimits, LocalEngine
+from ninfer_core.engine.graphs import DecodeGraphs, Shape, computed_allowance, shapes
 from ninfer_core.engine.lanes import LaneTable
 from ninfer_core.engine.program import Program
 from ninfer_core.engine.progress import Progress
@@ -65,7 +66,7 @@ def load_engine(model: str, values: OptionValues, plugins: Plugins, progress: Pr
 def _compose(
     family: ModelFamily, checkpoint: Checkpoint, values: OptionValues, plugins: Plugins, progress: Progress
 ) -> LocalEngine:
-    runtime = _runtime(family, checkpoint, values)
+    runtime = _runtime(family, checkpoint, values, plugins)
     dtype = _kv_dtype(values, plugins)
     with plugins.blaming(plugins.model_families, family.name, "read the prompt format of the family"):
         format = family.prompt(checkpoint)
@@ -78,11 +79,32 @@ def _compose(
         built = family.build(checkpoint, loader, runtime)
     progress.stage("allocating the KV pool")
     geometry = family.kv_geometry(checkpoint.config)
+    # before memory is measured: the states come out of what the pool could take
+    states = StatePool(family.state_layout(checkpoint.config, runtime), limits.max_concurrency, runtime.device)
+    wanted = _graph_shapes(built, runtime, limits, _all_sources(sources, built), values)
+    allowance = _graph_allowance(len(wanted), values)
     if values["kv_capacity"] == "auto":
-        limits = _fill_memory(limits, page_bytes(geometry, dtype), values["kv_headroom_mib"], runtime.device)
+        set_aside = (values["kv_headroom_mib"] << 20) + allowance
+        limits = _fill_memory(limits, page_bytes(geometry, dtype), set_aside, runtime.device)
     with plugins.blaming(plugins.kv_dtypes, dtype.name, "open the KV storage"):
-        cache = KVCache(geometry, dtype, limits.pool_pages, runtime.device, runtime.reference)
-    states = StatePool(family.state_layout(checkpoint.config), limits.max_concurrency, runtime.device)
+        # one page belongs to nobody: columns of a recorded round that have no token write there
+        pages = limits.pool_pages + bool(wanted)
+        cache = KVCache(geometry, dtype, pages, runtime.device, runtime.reference)
+    graphs = None
+    if wanted:
+        progress.stage("recording decode rounds")
+        graphs = DecodeGraphs(
+            built,
+            cache,
+            states,
+            runtime.device,
+            pages=pages_for(limits.max_context),
+            scratch_page=limits.pool_pages,
+        )
+        with plugins.blaming(plugins.model_families, family.name, "record decode rounds of the family"):
+            taken = graphs.record(wanted)
+        say = log.warning if taken > allowance else log.info
+        say("cuda_graphs", count=len(graphs), allowance_bytes=allowance, measured_bytes=taken)
     program = Program(
         model=built,
         cache=cache,
@@ -90,11 +112,12 @@ def _compose(
         device=runtime.device,
         public_tokens=format.tokenizer.size,
         clock=HostClock(),
+        graphs=graphs,
     )
     engine = LocalEngine(
         info=_info(family, checkpoint, format, limits, values),
         format=format,
-        prompts=_prompts(format, values),
+        prompts=_prompts(format, values, limits.max_context),
         worker=_worker(program, limits, format, _all_sources(sources, built), values),
         limits=limits,
         options=values,
@@ -117,17 +140,29 @@ def _compose(
     return engine
 
 
-def _runtime(family: ModelFamily, checkpoint: Checkpoint, values: OptionValues) -> Runtime:
+def _runtime(family: ModelFamily, checkpoint: Checkpoint, values: OptionValues, plugins: Plugins) -> Runtime:
     device = _device(values["device"])
     reference = bool(values["reference_ops"])
+    _refuse_foreign_options(family, values, plugins)
     trained = family.context_length(checkpoint.config)
+    most = family.context_limit(checkpoint.config) if family.context_limit is not None else trained
     max_context = values["max_context"] or min(DEFAULT_CONTEXT, trained)
-    if max_context > trained:
-        raise Refusal(
-            f"--max-context {max_context} exceeds the {trained} tokens this model was trained for; pass at most that"
-        )
+    if max_context > most:
+        what = f"the {trained} tokens this model was trained for"
+        if most > trained:
+            what = f"{most} tokens, the most this model of {trained} trained tokens is served with"
+        raise Refusal(f"--max-context {max_context} exceeds {what}; pass at most that")
     dtype = torch.float32 if reference or device.type == "cpu" else torch.bfloat16
     return Runtime(device=device, dtype=dtype, reference=reference, max_context=max_context, options=values)
+
+
+def _refuse_foreign_options(family: ModelFamily, values: OptionValues, plugins: Plugins) -> None:
+    """An option of another family that this one would not read is a mistake, not a preference."""
+    own = {option.key for option in family.options}
+    for other in plugins.model_families:
+        for option in other.options:
+            if option.key in values.given and option.key not in own:
+                raise Refusal(f"{option.flag} has no effect on a {family.name} model; it is read by {other.name}")
 
 
 def _device(choice: str) -> torch.device:
@@ -183,13 +218,32 @@ def _limits(values: OptionValues, max_context: int, guidance: tuple[int, ...]) -
     )
 
 
-def _fill_memory(limits: EngineLimits, page: int, headroom_mib: int, device: torch.device) -> EngineLimits:
+def _graph_shapes(
+    model: Model, runtime: Runtime, limits: EngineLimits, sources: Sequence[CopySource], values: OptionValues
+) -> list[Shape]:
+    """The rounds to record: none off a GPU, or for a model whose steps need the host."""
+    if runtime.device.type != "cuda" or runtime.reference or values["no_cuda_graph"]:
+        return []
+    if not getattr(model, "records_steps", False):
+        return []
+    return shapes(limits.max_concurrency, max((source.max_drafts for source in sources), default=0))
+
+
+def _graph_allowance(count: int, values: OptionValues) -> int:
+    """Bytes set aside for the graphs where memory decides the pool's size."""
+    mib = values["cuda_graph_allowance_mib"]
+    if not count:
+        return 0
+    return computed_allowance(count) if mib is None else int(mib) << 20
+
+
+def _fill_memory(limits: EngineLimits, page: int, set_aside: int, device: torch.device) -> EngineLimits:
     """``--kv-capacity auto``: as many pages as memory holds beside the headroom, up to what every lane can use."""
     most = limits.max_concurrency * pages_for(limits.max_context)
-    free = free_bytes(device) - (headroom_mib << 20)
+    free = free_bytes(device) - set_aside
     if free < limits.pool_pages * page:
         raise Refusal(
-            f"--kv-capacity auto: {max(free, 0) >> 20} MiB are left beside {headroom_mib} MiB of headroom, and the "
+            f"--kv-capacity auto: {max(free, 0) >> 20} MiB are left beside {set_aside >> 20} MiB of headroom, and the "
             f"least that works is {limits.pool_pages * page >> 20} MiB; lower --max-context or --kv-headroom-mib"
         )
     return replace(limits, pool_pages=min(most, free // page))
@@ -239,6 +293,7 @@ def _worker(
             limit=request.limit,
             limit_finish=request.limit_finish,
             raw=request.raw,
+            tools=request.tools,
         )
 
     lanes = LaneTable(
@@ -262,7 +317,7 @@ def _worker(
     )
 
 
-def _prompts(format: PromptFormat, values: OptionValues) -> PromptBuilder:
+def _prompts(format: PromptFormat, values: OptionValues, max_context: int) -> PromptBuilder:
     effort = values["default_reasoning_effort"]
     if values["no_thinking"] and effort not in (None, "none"):
         raise Refusal(f"--default-reasoning-effort {effort} contradicts --no-thinking; leave one of them out")
@@ -279,6 +334,7 @@ def _prompts(format: PromptFormat, values: OptionValues) -> PromptBuilder:
         default_effort=None if effort == "none" else effort,
         default_preserve_thinking=True if values["preserve_thinking"] else None,
         template_override=override,
+        max_context=max_context,
     )
 
 
@@ -301,4 +357,5 @@ def _info(
         max_concurrency=limits.max_concurrency,
         has_chat=format.template is not None or values.get("chat_template") is not None,
         thinks_by_default=format.thinks_by_default and not values["no_thinking"],
+        longest_token=getattr(format.tokenizer, "longest_token", None),
     )

@@ -97,6 +97,18 @@ _MEMORY = (
         default_text="bf16",
         help="how keys and values are stored",
     ),
+    Option(
+        flag="--no-cuda-graph",
+        default=False,
+        help="run every decode round step by step instead of replaying recorded ones; on a GPU only",
+    ),
+    Option(
+        flag="--cuda-graph-allowance-mib",
+        metavar="N",
+        parse=integer(0, 1 << 20),
+        default_text="computed from the number of recorded rounds",
+        help="memory in MiB that --kv-capacity auto leaves for recorded decode rounds; the log has what they took",
+    ),
 )
 
 _SCHEDULING = (

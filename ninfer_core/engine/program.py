@@ -10,6 +10,7 @@ import torch
 
 from ninfer_core.api import CopySource, Draft
 from ninfer_core.api.nn import Cache, Model, Step
+from ninfer_core.engine.graphs import DecodeGraphs, Recorded
 from ninfer_core.engine.lanes import Lane
 from ninfer_core.engine.stats import WAIT, HostClock
 from ninfer_core.errors import InvariantError
@@ -41,6 +42,7 @@ class Pending:
     rows: list[Row]
     records: Any = None
     advanced: list[int] | None = None
+    recorded: Recorded | None = None
 
 
 class Program:
@@ -60,7 +62,9 @@ class Program:
         device: torch.device,
         public_tokens: int,
         clock: HostClock,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        self.graphs = graphs
         self.model = model
         self.cache = cache
         self.states = states
@@ -92,18 +96,32 @@ class Program:
                 rows.append(Row(lane=lane, tokens=[], draft=draft, source=source, handle=handle))
                 fed.append([lane.ledger[lane.frontier], *(draft.tokens if draft else ())])
                 lane.space.cover(lane.frontier + len(fed[-1]))
-            step = self._step(lanes, fed, wanted=[len(tokens) for tokens in fed], provisional=True)
+            recorded = self.graphs.choose(len(lanes), max(map(len, fed))) if self.graphs is not None else None
+            if recorded is None:
+                step = self._step(lanes, fed, wanted=[len(tokens) for tokens in fed], provisional=True)
+            else:
+                step = recorded.step
+                recorded.fill(
+                    fed,
+                    [lane.frontier for lane in lanes],
+                    [lane.state_slot for lane in lanes],
+                    [lane.space.pages for lane in lanes],
+                )
             columns = [
                 _column(lane, lane.frontier + 1 + i, DECODE, tuple(tokens[1 : 1 + i]))
                 for lane, tokens in zip(lanes, fed, strict=True)
                 for i in range(len(tokens))
             ]
-        drawn, records = self._run(step, columns)
+        if recorded is None:
+            drawn, records = self._run(step, columns)
+        else:
+            drawn, records = self._replay(recorded, fed, columns), None
         with self.clock.phase("program_post"):
-            for b, row in enumerate(rows):
-                row.drawn = drawn[step.starts[b] : step.starts[b + 1]]
+            taken = iter(drawn)
+            for row, tokens in zip(rows, fed, strict=True):
+                row.drawn = [next(taken) for _ in tokens]
                 row.tokens = licensed([one.token for one in row.drawn], row.draft.tokens if row.draft else ())
-        return Pending(step=step, rows=rows, records=records)
+        return Pending(step=step, rows=rows, records=records, recorded=recorded)
 
     @torch.inference_mode()
     def insert(self, lanes: Sequence[Lane], spans: Sequence[Sequence[int]]) -> Pending:
@@ -121,7 +139,10 @@ class Program:
     @torch.inference_mode()
     def commit(self, pending: Pending, kept: Sequence[int]) -> None:
         """Make ``kept[b]`` of each row's tokens real: ledger, frontier, recurrent state, penalty counts, drafts."""
-        if pending.advanced is None:
+        if pending.recorded is not None:
+            assert self.graphs is not None
+            self.graphs.fold(pending.recorded, kept)
+        elif pending.advanced is None:
             self.model.fold(pending.step, pending.records, kept, self.states.parts)
         for b, (row, count) in enumerate(zip(pending.rows, kept, strict=True)):
             lane, tokens = row.lane, row.tokens[:count]
@@ -150,15 +171,24 @@ class Program:
             out = self.model.forward(step, self.cache, self.states.parts)
             return (sample(out.logits, columns, self.public_tokens) if columns else []), out.records
 
+    def _replay(self, recorded: Recorded, fed: Sequence[Sequence[int]], columns: Sequence[Column]) -> list[Drawn]:
+        with self.clock.phase(WAIT):
+            assert self.graphs is not None
+            logits, width = self.graphs.forward(recorded).logits, recorded.shape.width
+            if len(columns) < len(logits):
+                live = [row * width + i for row, tokens in enumerate(fed) for i in range(len(tokens))]
+                logits = logits[live]
+            return sample(logits, columns, self.public_tokens)
+
     def _step(
         self, lanes: Sequence[Lane], fed: Sequence[Sequence[int]], *, wanted: Sequence[int], provisional: bool
     ) -> Step:
         """``wanted[b]``: the number of last tokens of row ``b`` whose logits are needed."""
         starts = [0]
+        logits: list[int] = []
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        logits: list[int] = []
         for lane, tokens, want in zip(lanes, fed, wanted, strict=True):
             pages = lane.space.pages
             ids.extend(tokens)
@@ -168,22 +198,28 @@ class Program:
             starts.append(len(ids))
             logits.extend(range(len(ids) - want, len(ids)))
         width = max(len(lane.space.pages) for lane in lanes)
-        table = [[*lane.space.pages, *[0] * (width - len(lane.space.pages))] for lane in lanes]
+        table: list[int] = []
+        for lane in lanes:
+            table.extend(lane.space.pages)
+            table.extend([0] * (width - len(lane.space.pages)))
+        parts = self._upload(ids, positions, slots, logits, table)
         return Step(
-            token_ids=self._upload(ids),
-            positions=self._upload(positions),
+            token_ids=parts[0],
+            positions=parts[1],
             starts=tuple(starts),
             frontiers=tuple(lane.frontier for lane in lanes),
-            page_table=self._upload(table),
-            cache_slots=self._upload(slots),
+            page_table=parts[4].view(len(lanes), width),
+            cache_slots=parts[2],
             state_slots=tuple(lane.state_slot for lane in lanes),
-            logit_index=self._upload(logits),
+            logit_index=parts[3],
             provisional=provisional,
             prompt_tokens=tuple(lane.prompt_tokens for lane in lanes),
         )
 
-    def _upload(self, values: Sequence[Any]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+    def _upload(self, *lists: list[int]) -> Sequence[torch.Tensor]:
+        """The lists as int64 tensors on the device: one transfer for all of them."""
+        flat = torch.tensor([value for values in lists for value in values], dtype=torch.int64)
+        return torch.split(flat.to(self.device), [len(values) for values in lists])
 
 
 def _column(lane: Lane, position: int, purpose: int, ahead: tuple[int, ...] = ()) -> Column:

@@ -1,12 +1,25 @@
-"""What clients see of a lane: text, progress, log probabilities, the end."""
+"""What clients see of a lane: text, tool calls, progress, log probabilities, the end."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import structlog
 
-from ninfer_core.api import ApiError, Delta, Done, Progress, Result, Started, Timings, TokenLogprob
+from ninfer_core.api import (
+    ApiError,
+    Called,
+    Delta,
+    Done,
+    GeneratedCall,
+    Progress,
+    Result,
+    Started,
+    Timings,
+    TokenLogprob,
+    ToolReport,
+)
 from ninfer_core.api.jobs import Channel, FinishReason
 from ninfer_core.engine.generation import Outbox
 from ninfer_core.engine.lanes import Lane
@@ -41,28 +54,37 @@ class Publisher:
         )
         self._outbox.put(lane.request.generation, event)
 
-    def text(self, lane: Lane, deltas: Sequence[tuple[Channel, str]], now: float) -> None:
+    def output(
+        self, lane: Lane, deltas: Sequence[tuple[Channel, str]], calls: Sequence[GeneratedCall], now: float
+    ) -> None:
         """Published pieces; each carries the tokens and records that became visible with it."""
-        if not deltas:
+        if not deltas and not calls:
             return
         timings = lane.timings(now)
         shown = lane.session.answer_chars - sum(len(text) for channel, text in deltas if channel == "content")
         for channel, text in deltas:
-            ids, lane.unpublished = tuple(lane.unpublished), []
             records: tuple[TokenLogprob, ...] = ()
             if channel == "content":
                 shown += len(text)
                 records = _released(lane, shown)
-            event = Delta(channel=channel, text=text, token_ids=ids, timings=timings, logprobs=records)
-            self._outbox.put(lane.request.generation, event)
+            delta = Delta(channel=channel, text=text, token_ids=_unpublished(lane), timings=timings, logprobs=records)
+            self._outbox.put(lane.request.generation, delta)
+        first = len(lane.session.calls) - len(calls)
+        for index, call in enumerate(calls, first):
+            # markup that a stop string may still cut keeps its records
+            records = _released(lane, lane.session.answer_passed)
+            called = Called(index=index, call=call, token_ids=_unpublished(lane), timings=timings, logprobs=records)
+            self._outbox.put(lane.request.generation, called)
 
     def finished(self, lane: Lane, finish: FinishReason, stop_string: str | None) -> Result:
         """The end of a lane that has a result."""
-        late: tuple[TokenLogprob, ...] = ()
         if stop_string is None:
-            # text of these was withheld or never completed; a stop string drops the records of what it cuts
+            # text of these was withheld or never completed
             late = tuple(record for _, record in lane.marks)
             lane.records.extend(late)
+        else:
+            # a stop string drops the records of what it cuts
+            late = _released(lane, lane.session.answer_passed)
         timings = lane.timings(self._clock())
         result = _result(lane, finish, stop_string, timings)
         self._outbox.put(lane.request.generation, Done(result=result, token_ids=tuple(lane.unpublished), logprobs=late))
@@ -80,7 +102,11 @@ class Publisher:
             decode_seconds=round(timings.predicted_ms / 1e3, 4),
             drafted_tokens=lane.drafted,
             accepted_tokens=lane.accepted,
+            **_tool_facts(result.tool_report),
+            **_budget_facts(lane),
         )
+        if result.tool_report.fallback != "none" and not result.calls:
+            log.warning("tool_markup_kept_as_text", id=lane.request.id, reason=result.tool_report.fallback)
         return result
 
     def failed(self, lane: Lane, error: ApiError, reason: str) -> None:
@@ -102,6 +128,29 @@ class Publisher:
     def flush(self) -> None:
         """Hand everything of this boundary to the event loop at once."""
         self._outbox.flush()
+
+
+def _unpublished(lane: Lane) -> tuple[int, ...]:
+    ids, lane.unpublished = tuple(lane.unpublished), []
+    return ids
+
+
+def _budget_facts(lane: Lane) -> dict[str, int]:
+    """For the log: the thinking budget that was asked for, and the one that held where that is another."""
+    budget = lane.request.budget
+    if budget is None:
+        return {}
+    facts = {"thinking_budget": budget.requested}
+    if budget.effective is not None and budget.effective != budget.requested:
+        facts["effective_thinking_budget"] = budget.effective
+    return facts
+
+
+def _tool_facts(report: ToolReport) -> dict[str, object]:
+    """The log's account of how tool markup was read: what is out of the ordinary, nothing for an answer without any."""
+    plain = dataclasses.asdict(ToolReport())
+    facts = {name: value for name, value in dataclasses.asdict(report).items() if value != plain[name]}
+    return {"tool_call_parse": facts} if facts else {}
 
 
 def _released(lane: Lane, shown: int) -> tuple[TokenLogprob, ...]:
@@ -129,6 +178,8 @@ def _result(lane: Lane, finish: FinishReason, stop_string: str | None, timings: 
         lane=lane.index,
         prompt_ids=lane.request.prompt_ids,
         logprobs=tuple(lane.records),
+        calls=tuple(session.calls),
+        tool_report=session.tool_report,
     )
 
 

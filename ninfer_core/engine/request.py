@@ -10,6 +10,7 @@ from ninfer_core.engine.generation import LocalGeneration
 from ninfer_core.engine.thinking import ThinkingBudget
 from ninfer_core.kv.pages import pages_for
 from ninfer_core.sampling.params import SamplingParams
+from ninfer_core.text.tool_reader import ToolReading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,7 @@ class Request:
     deadline: float  # monotonic seconds; None of it applies after admission
     submitted: float  # monotonic seconds
     generation: LocalGeneration | None  # None: the engine's own warm-up
+    tools: ToolReading | None = None  # None: the answer is text alone
     transport_id: str = ""  # the frontend's id of the exchange, for the log
     protocol: str = ""  # likewise
 

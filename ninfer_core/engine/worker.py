@@ -160,7 +160,7 @@ class Worker:
                 if lane.prefill_remaining:
                     self.counters.cancelled_prefills += 1
                     self.counters.cancelled_prefill_computed_tokens += lane.frontier
-                self._publisher.text(lane, lane.session.flush(), self._clock())
+                self._publisher.output(lane, lane.session.flush(), (), self._clock())
                 self._finish(lane, "cancelled", None)
 
     def _grow_leases(self) -> None:
@@ -176,7 +176,14 @@ class Worker:
             return
         if not self.scheduler.may_admit(staged=len(self.lanes.staged), decoding=len(self.lanes.decoding)):
             return
-        lane = self.lanes.admit(request, self._clock())
+        try:
+            lane = self.lanes.admit(request, self._clock())
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self.queue.pop()
+            self._turn_away(request, InternalError())
+            log.warning("admission_failed", id=request.id, error=type(error).__name__)
+            self._count_failure(error)
+            return
         if lane is None:
             return
         self.queue.pop()
@@ -217,8 +224,6 @@ class Worker:
         self.counters.prefill_units += 1
         self.counters.computed_prefill_tokens += count
         self._commit(self.program.prefill(lane, count))
-        if lane in self.lanes:
-            self._publisher.progress(lane)
 
     def _insert(self, lanes: Sequence[Lane]) -> None:
         """Commit tokens nobody drew. What the output would not keep of them is never processed."""
@@ -240,6 +245,9 @@ class Worker:
         with self._host.phase("engine_commit_output"):
             now = self._clock()
             for row, piece in zip(pending.rows, taken, strict=True):
+                if row.lane.first_token is None:
+                    # a prompt has moved on; the last of it is told before the first output
+                    self._publisher.progress(row.lane)
                 if piece is None:
                     self._end_with(row.lane, InternalError(), reason="the model's logits are not finite")
                 elif row.tokens:
@@ -263,7 +271,7 @@ class Worker:
         lane.session.commit(piece)
         lane.unpublished.extend(piece.token_ids)
         self._keep_records(row, piece)
-        self._publisher.text(lane, piece.deltas, now)
+        self._publisher.output(lane, piece.deltas, piece.calls, now)
         if piece.finish is not None:
             self._finish(lane, piece.finish, piece.stop_string)
             return
@@ -285,13 +293,16 @@ class Worker:
             lane.marks.clear()
 
     def _finish(self, lane: Lane, finish: FinishReason, stop_string: str | None) -> None:
-        """End a lane with a result. Its resources are free before the caller learns of it."""
+        """End a lane with a result, which the caller learns at the end of the boundary, when the lane is free.
+
+        The result is made first: a lane that is gone cannot tell of a failure any more.
+        """
+        self._publisher.finished(lane, finish, stop_string)
         self.lanes.release(lane)
         if finish != "cancelled":
             self.counters.requests += 1
             self.counters.draft_tokens += lane.drafted
             self.counters.draft_accepted_tokens += lane.accepted
-        self._publisher.finished(lane, finish, stop_string)
 
     def _end_with(self, lane: Lane, error: ApiError, *, reason: str = "") -> None:
         """End a lane with an error."""
@@ -333,10 +344,8 @@ class Worker:
 
     def _recover(self, error: BaseException) -> None:
         """Fail what was running, keep the queue, go on; the ninth time in a row it is the engine that fails."""
-        self._streak += 1
-        log.warning("engine_recovery", error=type(error).__name__, streak=self._streak, running=len(self.lanes.active))
-        if self._streak > RECOVERIES:
-            raise InvariantError(f"{RECOVERIES} recoveries in a row did not help") from error
+        log.warning("engine_recovery", error=type(error).__name__, running=len(self.lanes.active))
+        self._count_failure(error)
         self.program.synchronize()
         for lane in self.lanes.active:
             self._end_with(lane, InternalError(), reason=f"the engine recovered from {type(error).__name__}")
@@ -344,7 +353,13 @@ class Worker:
         if self.lanes.pool.available != self.lanes.pool.total:
             raise InvariantError("pages are still held after every lane was released") from error
         self.counters.engine_recoveries += 1
+
+    def _count_failure(self, error: BaseException) -> None:
+        """One more without a completed unit since: admission rests for a while, and there is a last one."""
+        self._streak += 1
         self._back_off = BACK_OFF
+        if self._streak > RECOVERIES:
+            raise InvariantError(f"{RECOVERIES} recoveries in a row did not help") from error
 
     def _fail(self, error: Exception) -> None:
         """An engine-wide failure: everything running and waiting ends, nothing new is taken."""

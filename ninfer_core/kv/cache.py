@@ -99,7 +99,9 @@ class KVCache:
     def _derived(self, step: Step) -> Rows:
         """The step's rows with what is computed from them once for all layers; a step's tensors do not change."""
         if step is not self._step:
-            self._step, self._rows = step, Rows(step.starts, step.frontiers, step.page_table)
+            on = step.on_device
+            uploaded = None if on is None else (on.firsts, on.widths, on.frontiers)
+            self._step, self._rows = step, Rows(step.starts, step.frontiers, step.page_table, uploaded)
         return self._rows
 
     def _layer(self, heads: int, head_dim: int) -> LayerPool:
@@ -117,7 +119,8 @@ class KVCache:
                 )
                 for plane in planes
             )
-            sides.append(Stored(tensors, side.decode, is_cast=getattr(side, "is_cast", False)))
+            fused = {"is_cast": getattr(side, "is_cast", False), "device_decode": getattr(side, "device_decode", None)}
+            sides.append(Stored(tensors, side.decode, **fused))
         return LayerPool(codec=codec, keys=sides[0], values=sides[1], heads=heads, head_dim=head_dim)
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ninfer_core.api import EncodedTensor, WeightFormat
 
+from .stored_input import meant_rows
+
 
 class DenseEmbedding:
     """Rows of a dense table [V, H], in its dtype."""
@@ -43,4 +45,7 @@ class StoredEmbedding:
 
     def _rows(self, index: int, rows: list[int]) -> Tensor:
         weight_format, tensor = self.parts[index]
-        return weight_format.decode(weight_format.take_rows(tensor, rows)).to(self.dtype)
+        decoded = weight_format.decode(weight_format.take_rows(tensor, rows))
+        if tensor.input is not None:
+            decoded = meant_rows(tensor.input, decoded)
+        return decoded.to(self.dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ninfer_core.api.nn import Linear
+from ninfer_kernels.linear import linear
 
 
 class DenseLinear:
@@ -17,12 +18,9 @@ class DenseLinear:
         """weight: [N, K]."""
         self.weight = weight
         self.rows = weight.shape[0]
-        self._transposed = weight.t()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype == self.weight.dtype:
-            return torch.mm(x, self._transposed)
-        return torch.mm(x.to(self.weight.dtype), self._transposed).to(x.dtype)
+        return linear(x, self.weight)
 
 
 class StackedLinear:

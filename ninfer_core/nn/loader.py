@@ -22,6 +22,7 @@ from ninfer_core.weights.checkpoint import checkpoint_facts
 
 from .embedding import DenseEmbedding, StoredEmbedding
 from .linear import DenseLinear, StackedLinear
+from .stored_input import ChangedInputLinear, meant_rows
 
 DECODE_ELEMENTS = 1 << 22
 """A big tensor is decoded this many elements at a time (16 MiB of fp32), so that no second dense copy exists."""
@@ -57,7 +58,7 @@ class CheckpointWeights:
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """A small parameter, decoded, in fp32 on the model's device: a copy that outlives the files."""
-        decoded = [weight_format.decode(tensor).reshape(-1) for weight_format, tensor in self._stored(name, shape)]
+        decoded = [decoded_as_meant(*stored).reshape(-1) for stored in self._stored(name, shape)]
         flat = torch.cat(decoded) if len(decoded) > 1 else decoded[0].clone()
         return flat.reshape(shape).to(self.runtime.device)
 
@@ -67,9 +68,8 @@ class CheckpointWeights:
         if len(wanted) == 1 and wanted[0][0] in self._tables:
             return DenseLinear(self._tables[wanted[0][0]])
         stored = [pair for name, shape in wanted for pair in self._stored(name, shape)]
-        if self.runtime.reference or not self.on_cpu:
-            return DenseLinear(self._dense(stored))
-        operations = [self._cpu_linear(list(run)) for _, run in groupby(stored, key=lambda pair: pair[0].name)]
+        runs = groupby(stored, key=lambda pair: (self._packed(pair[0]) and pair[0].name, id(pair[1].input)))
+        operations = [self._operation(list(run)) for _, run in runs]
         return operations[0] if len(operations) == 1 else StackedLinear(operations)
 
     def embedding(self, name: str, shape: Shape) -> Embedding:
@@ -77,28 +77,42 @@ class CheckpointWeights:
         stored = self._stored(name, shape)
         if self.on_cpu:
             return StoredEmbedding(stored, self.runtime.dtype)
-        table = self._tables[name] = self._dense(stored)
+        table = self._tables[name] = self._dense(stored, as_meant=True)
         return DenseEmbedding(table)
 
     def parts(self, name: str, shape: Shape) -> tuple[EncodedTensor, ...]:
-        return tuple(tensor for _, tensor in self._stored(name, shape))
+        """The stored form of a matrix that multiplies its input as it is."""
+        stored = self._stored(name, shape)
+        if any(tensor.input is not None for _, tensor in stored):
+            raise ArtifactError(
+                f"{self.checkpoint.path}: {name}: a matrix stored for a changed input is not supported here"
+            )
+        return tuple(tensor for _, tensor in stored)
 
-    def _cpu_linear(self, run: list[Stored]) -> Linear:
-        """The fast route of one format, or fp32 weights."""
-        cpu_linear = run[0][0].cpu_linear
-        if cpu_linear is not None:
-            return cpu_linear([tensor for _, tensor in run])
-        return DenseLinear(self._dense(run))
+    def _packed(self, weight_format: WeightFormat) -> bool:
+        """Whether matrices of this format stay as they are stored."""
+        return self.on_cpu and not self.runtime.reference and weight_format.cpu_linear is not None
 
-    def _dense(self, stored: Sequence[Stored]) -> Tensor:
-        """Decoded rows of all parts in one [N, K] tensor on the device."""
-        if len(stored) == 1 and self.on_cpu and stored[0][0].name == "fp32":
+    def _operation(self, run: list[Stored]) -> Linear:
+        """Rows of one input: the fast route of their format, or dense weights."""
+        packed = run[0][0].cpu_linear if self._packed(run[0][0]) else None
+        operation = packed([tensor for _, tensor in run]) if packed is not None else None
+        if operation is None:
+            operation = DenseLinear(self._dense(run))
+        change = run[0][1].input
+        return operation if change is None else ChangedInputLinear(operation, change, self.runtime.device)
+
+    def _dense(self, stored: Sequence[Stored], *, as_meant: bool = False) -> Tensor:
+        """Decoded rows of all parts in one [N, K] tensor on the device; ``as_meant``: of the matrix they stand for."""
+        if len(stored) == 1 and self.on_cpu and stored[0][0].name == "fp32" and stored[0][1].input is None:
             return stored[0][0].decode(stored[0][1])
         rows = sum(tensor.shape[0] for _, tensor in stored)
         out = torch.empty(rows, stored[0][1].shape[1], dtype=self.dense_dtype, device=self.runtime.device)
         start = 0
         for weight_format, tensor in stored:
-            for decoded in _decoded_rows(weight_format, tensor):
+            for decoded in decoded_rows(weight_format, tensor):
+                if as_meant and tensor.input is not None:
+                    decoded = meant_rows(tensor.input, decoded)
                 out[start : start + len(decoded)].copy_(decoded)
                 start += len(decoded)
         return out
@@ -125,8 +139,14 @@ class CheckpointWeights:
         return weight_format
 
 
-def _decoded_rows(weight_format: WeightFormat, tensor: EncodedTensor) -> Iterator[Tensor]:
-    """The rows of a matrix in fp32, some at a time."""
+def decoded_as_meant(weight_format: WeightFormat, tensor: EncodedTensor) -> Tensor:
+    """A stored tensor as what it stands for, fp32."""
+    decoded = weight_format.decode(tensor)
+    return decoded if tensor.input is None else meant_rows(tensor.input, decoded)
+
+
+def decoded_rows(weight_format: WeightFormat, tensor: EncodedTensor) -> Iterator[Tensor]:
+    """The rows of a matrix in fp32, as stored, some at a time."""
     rows, columns = tensor.shape
     step = max(1, DECODE_ELEMENTS // columns)
     if rows <= step:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
 from ninfer_core.api import TokenLogprob
 from ninfer_core.sampling.params import DOMAIN, SamplingParams
 from ninfer_kernels.sampling import TINY, best, pick, support, top_candidates, uniform
+
+log = structlog.get_logger(__name__)
 
 FAILED = -1  # the sentinel of a row whose logits are not finite
 OUTSIDE = -9999.0  # the log probability of a token outside its position's likeliest
@@ -47,6 +53,8 @@ def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> lis
     z = logits[:, :public_tokens]
     if any(column.params.penalized for column in columns):
         z = _penalized(z, columns)
+    if z.is_cuda and (gpu := on_gpu()) is not None:
+        return _drawn_there(gpu, z, columns)
     tokens = [FAILED] * len(columns)
     greedy = [row for row, column in enumerate(columns) if column.params.greedy]
     if greedy:
@@ -61,6 +69,48 @@ def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> lis
                 tokens[row] = _draw(found.logits[at], found.ids[at], columns[row])
     reported = _reports(z, columns, tokens)
     return [Drawn(token, reported.get(row)) for row, token in enumerate(tokens)]
+
+
+def _drawn_there(gpu: ModuleType, z: Tensor, columns: Sequence[Column]) -> list[Drawn]:
+    """The same, drawn where the logits are: what comes back are the tokens, and the candidates of rows that report."""
+    rows = [
+        gpu.Settings(
+            temperature=column.params.temperature,
+            top_p=column.params.top_p,
+            min_p=column.params.min_p,
+            top_k=column.params.top_k,
+            seed=column.params.seed,
+            position=column.position,
+            purpose=column.purpose,
+        )
+        for column in columns
+    ]
+    found = gpu.draw(z, rows)
+    tokens = found.tokens.tolist()
+    wanted = [row for row, column in enumerate(columns) if column.logprobs is not None and tokens[row] != FAILED]
+    reported = {}
+    if wanted:
+        ids, logprobs = found.ids[wanted].tolist(), found.logprobs[wanted].tolist()
+        for row, row_ids, row_logprobs in zip(wanted, ids, logprobs, strict=True):
+            top = [pair for pair in zip(row_ids, row_logprobs, strict=True) if math.isfinite(pair[1])]
+            reported[row] = _record(tokens[row], top, columns[row])
+    return [Drawn(token, reported.get(row)) for row, token in enumerate(tokens)]
+
+
+def _record(token: int, top: list[tuple[int, float]], column: Column) -> TokenLogprob:
+    """``top``: the position's likeliest with their log probabilities."""
+    own = next((value for one, value in top if one == token), OUTSIDE)
+    return TokenLogprob(token_id=token, logprob=own, top=tuple(top[: column.logprobs]))
+
+
+@functools.cache
+def on_gpu() -> ModuleType | None:
+    """The draw's kernels, or None where triton is missing or cannot be used."""
+    try:
+        return importlib.import_module("ninfer_kernels.sampling.gpu")
+    except Exception as error:
+        log.warning("sampling_without_kernel", error=type(error).__name__)
+        return None
 
 
 def _rows(z: Tensor, rows: list[int]) -> Tensor:
@@ -92,8 +142,7 @@ def _reports(z: Tensor, columns: Sequence[Column], tokens: Sequence[int]) -> dic
             for token, value in zip(found.ids[at], found.logits[at], strict=True)
             if math.isfinite(value)
         ]
-        own = next((value for token, value in top if token == tokens[row]), OUTSIDE)
-        out[row] = TokenLogprob(token_id=tokens[row], logprob=own, top=tuple(top[: columns[row].logprobs]))
+        out[row] = _record(tokens[row], top, columns[row])
     return out
 
 

@@ -9,19 +9,21 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from ninfer_core.api import ApiError, HttpRequest, HttpResponse, Route
+from ninfer_core.api.http import Body
 
+from .bodies import BodyRoom, SpooledBody
 from .site import Desk, Site
 from .state import ServerState
-from .stream import ClientGone, Receive, Send, as_api_error, awake, read_body, send_stream, send_whole, while_connected
+from .stream import ClientGone, Receive, Send, as_api_error, awake, send_stream, send_whole, while_connected
 
 
 class App:
     """Called by the door with the path it settled on. ApiErrors of routing are raised: the door renders them."""
 
-    def __init__(self, site: Site, state: ServerState, *, max_request_mib: int) -> None:
+    def __init__(self, site: Site, state: ServerState, bodies: BodyRoom) -> None:
         self._site = site
         self._ended = state.ended
-        self._limit_mib = max_request_mib
+        self._bodies = bodies
 
     async def __call__(self, scope: Any, path: str, request_id: str, receive: Receive, send: Send) -> None:
         method = scope["method"]
@@ -31,12 +33,10 @@ class App:
             return
         route = place.route(method, path)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        body = b""
+        body: Body = b""
         if route.method != "GET":
             try:
-                body = await read_body(
-                    lambda: awake(receive, self._ended), headers.get("content-length"), self._limit_mib
-                )
+                body = await self._bodies.receive(lambda: awake(receive, self._ended), headers.get("content-length"))
             except ClientGone:
                 return
         request = HttpRequest(
@@ -48,7 +48,11 @@ class App:
             body=body,
             request_id=request_id,
         )
-        await while_connected(receive, answer(route, request, place.desk, send))
+        try:
+            await while_connected(receive, answer(route, request, place.desk, send))
+        finally:
+            if isinstance(body, SpooledBody):
+                body.close()
 
 
 async def answer(route: Route, request: HttpRequest, desk: Desk, send: Send) -> None:

@@ -98,4 +98,11 @@ OPTIONS = (
         help="a further name, without port, that requests may call this server by in their Host header",
         hidden_in=NOT_HERE,
     ),
+    Option(
+        flag="--lenient-tools",
+        default=False,
+        help="drop tool definitions that cannot be honoured (hosted, remote, deferred) instead of refusing the request; the "
+        "response header X-NInfer-Dropped-Tools names them",
+        hidden_in=NOT_HERE,
+    ),
 )

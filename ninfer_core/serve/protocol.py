@@ -12,6 +12,8 @@ from ninfer_core.api.http import error_response, new_request_id
 
 HEAD_BYTES = 65_536  # of a request line and its header fields
 HEAD_SECONDS = 30  # for them to arrive
+HALF_REQUEST = "The connection was closed for sending before the request was whole."
+HALF_CLOSED = "The connection was closed for sending before the answer; keep it open until the answer is whole."
 
 
 class Protocol(HttpToolsProtocol):
@@ -21,6 +23,7 @@ class Protocol(HttpToolsProtocol):
     version = ""  # the running build's
     head_bytes = 0  # of the head under way
     in_body = False
+    deaf = False  # what still arrives is not looked at
     head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -41,12 +44,16 @@ class Protocol(HttpToolsProtocol):
             self.head_timer = None
 
     def head_is_late(self) -> None:
-        if self.head_bytes:
+        if self.waiting:
+            self.stop_listening()
+        elif self.head_bytes:
             self.refuse("408 Request Timeout", f"The request's head was not whole after {HEAD_SECONDS} seconds.")
         else:
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
+        if self.deaf:
+            return
         if self.in_body or self.transport.is_closing():
             super().data_received(data)
             return
@@ -55,22 +62,65 @@ class Protocol(HttpToolsProtocol):
         self.head_bytes += len(data)
         super().data_received(data)
         if not self.in_body and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self.refuse("431 Request Header Fields Too Large", f"The request's head exceeds {HEAD_BYTES} bytes.")
+            if self.waiting:
+                self.stop_listening()
+            else:
+                self.refuse("431 Request Header Fields Too Large", f"The request's head exceeds {HEAD_BYTES} bytes.")
+
+    def eof_received(self) -> None:
+        """The client closed its sending side. One that has left sends nothing else, so it is taken to have left and its
+        request is cancelled; one that still reads is told why."""
+        if self.transport.is_closing():
+            return
+        if self.waiting:
+            self.refuse("400 Bad Request", HALF_REQUEST if self.cycle.more_body else HALF_CLOSED)
+        elif self.head_bytes:
+            self.refuse("400 Bad Request", HALF_REQUEST)
+
+    @property
+    def waiting(self) -> bool:
+        """A request is being read or answered."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def on_headers_complete(self) -> None:
-        self.in_body, self.head_bytes = True, 0
+        self.head_bytes = 0
         self.stop_timer()
+        if self.waiting:
+            # sent before the answer to the one before it. A queue would stop reading, and so not notice a client that
+            # leaves; a connection that ends with that answer says that this one was not looked at
+            self.stop_listening()
+            return
+        self.in_body = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self.deaf:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self.in_body = False
-        super().on_message_complete()
+        if not self.deaf:
+            self.in_body = False
+            super().on_message_complete()
+
+    def stop_listening(self) -> None:
+        """The answer under way is the last one here; its client is watched until then."""
+        self.deaf, self.cycle.keep_alive = True, False
 
     def send_400_response(self, msg: str) -> None:
+        if self.waiting and not self.in_body:
+            self.stop_listening()
+            return
         self.refuse("400 Bad Request", "The request is not valid HTTP/1.1.")
 
     def refuse(self, status: str, message: str) -> None:
-        """Answer without a request and close: there is none to hand on."""
+        """Answer what is not handed on, or no longer, and close; an answer that has begun is cut."""
+        if self.waiting:
+            # whoever works on it learns now that nobody waits for it, and writes nothing after this
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
         request_id = new_request_id()
         body = error_response(ApiError("invalid_request", message), request_id).body
         lines = (

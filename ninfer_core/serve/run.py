@@ -96,10 +96,12 @@ def compose_stats(values: OptionValues, state: ServerState, version: str) -> Doo
 
 def _door(site: Site, values: OptionValues, state: ServerState, version: str) -> Door:
     from .app import App
+    from .bodies import BodyRoom
     from .door import Door
     from .gate import Gate
 
-    return Door(App(site, state, max_request_mib=values["max_request_mib"]), site, state, version, Gate.of(values))
+    bodies = BodyRoom.of(values, lambda: None if state.engine is None else state.engine.info)
+    return Door(App(site, state, bodies), site, state, version, Gate.of(values))
 
 
 class Server:
@@ -133,6 +135,9 @@ class Server:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            # the terminal was closed; one that is ignored (nohup) stays so
+            loop.add_signal_handler(signal.SIGHUP, self._stop.set)
         began = time.monotonic()
         host, port = self._values["host"], self._tell_ports()
         carriers = [carrier(door, self._version) for door, _ in self._listeners]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ninfer_core.api import ChatJob, Engine, Frontend, NotFound, OptionValues, Unavailable
+from ninfer_core.api.http import Body
 from ninfer_core.errors import ApiError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Context:
     def engines(self) -> tuple[Engine, ...]:
         return () if self.state.engine is None else (self.state.engine,)
 
-    async def read_chat(self, body: bytes) -> tuple[Engine, ChatJob]:
+    async def read_chat(self, body: Body) -> tuple[Engine, ChatJob]:
         for frontend in self.frontends:
             if frontend.read_chat is not None:
                 return await frontend.read_chat(body)

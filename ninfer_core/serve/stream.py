@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from ninfer_core.api import ApiError, HttpResponse, Unavailable
-from ninfer_core.errors import InternalError, RequestTimeout, RequestTooLarge
+from ninfer_core.errors import InternalError, RequestTimeout
 
 log = structlog.get_logger()
 
@@ -21,8 +21,6 @@ Send = Callable[[Message], Awaitable[None]]
 
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0  # a body may pause this long between two pieces
-MIB = 1 << 20
-LARGE_BYTES = 4 * MIB  # a body of this size is put together beside the event loop
 
 
 class ClientGone(Exception):
@@ -43,27 +41,6 @@ async def awake(receive: Receive, ended: asyncio.Event) -> Message:
     finally:
         ending.cancel()
         arriving.cancel()
-
-
-async def read_body(receive: Receive, declared: str | None, limit_mib: int) -> bytes:
-    """The whole body; RequestTooLarge as soon as its declared or received length exceeds the limit."""
-    limit = limit_mib * MIB
-    if declared is not None and declared.isascii() and declared.isdigit() and int(declared) > limit:
-        raise RequestTooLarge(limit_mib)
-    chunks: list[bytes] = []
-    received = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk = message.get("body", b"")
-        received += len(chunk)
-        if received > limit:
-            raise RequestTooLarge(limit_mib)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            # joining large parts lets go of the interpreter, so other streams go on beside it
-            return b"".join(chunks) if received < LARGE_BYTES else await asyncio.to_thread(b"".join, chunks)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -17,8 +17,10 @@ from .family import ModelFamilyContract
 from .frontend import ProtocolFrontendContract
 from .importer import ImporterContract
 from .kv import KVDtypeContract
+from .opened import Opened
 from .rig import Rig, make_step
 from .spec import CopySourceContract, SpeculativeBackendContract
+from .tools import ToolSyntaxContract, prompts
 from .weights import WeightFormatContract
 
 __all__ = [
@@ -29,12 +31,15 @@ __all__ = [
     "ImporterContract",
     "KVDtypeContract",
     "ModelFamilyContract",
+    "Opened",
     "ProtocolFrontendContract",
     "Rig",
     "SimpleCache",
     "SpeculativeBackendContract",
+    "ToolSyntaxContract",
     "WeightFormatContract",
     "compose",
     "explained",
     "make_step",
+    "prompts",
 ]

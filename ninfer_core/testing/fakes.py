@@ -11,11 +11,13 @@ import msgspec
 
 from ninfer_core.api import (
     ApiError,
+    Called,
     ChatJob,
     Delta,
     Done,
     Engine,
     Event,
+    GeneratedCall,
     Message,
     ModelInfo,
     NotFound,
@@ -27,7 +29,9 @@ from ninfer_core.api import (
     Started,
     Timings,
     TokenLogprob,
+    ToolReport,
 )
+from ninfer_core.api.http import Body
 from ninfer_core.api.jobs import Channel, FinishReason
 
 INFO = ModelInfo(
@@ -52,17 +56,18 @@ TIMINGS = Timings(cache_n=3, prompt_n=2, prompt_ms=4.0, predicted_n=2, predicted
 class FakeEngine:
     """Implements ``api.Engine``: one byte of text is one token, every job gives the same output.
 
-    ``pieces``: the deltas in order, each a text of the content channel or a ``(channel, text)`` pair. ``refusal`` is
-    raised before any output, ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs``
-    holds what was submitted, ``cancelled`` the generations that were left before their end. A job that asks for log
-    probabilities gets one record per byte of content, -0.25 each, its rivals the bytes that follow it.
+    ``pieces``: what comes out, in order: a text of the content channel, a ``(channel, text)`` pair, or a call, whose
+    arguments stand for its markup; a job of one call gets the first. ``refusal`` is raised before any output,
+    ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs`` holds what was submitted,
+    ``cancelled`` the generations that were left before their end. A job that asks for log probabilities gets one record
+    per byte of content, -0.25 each, its rivals the bytes that follow it.
     """
 
     def __init__(
         self,
         *,
         info: ModelInfo = INFO,
-        pieces: Sequence[str | tuple[Channel, str]] = ("OK", "."),
+        pieces: Sequence[str | tuple[Channel, str] | GeneratedCall] = ("OK", "."),
         finish: FinishReason = "stop_token",
         stop_string: str | None = None,
         prompt_tokens: int = 5,
@@ -73,7 +78,9 @@ class FakeEngine:
         pause_seconds: float = 0.0,
     ) -> None:
         self.info = info
-        self.pieces: list[tuple[Channel, str]] = [("content", p) if isinstance(p, str) else p for p in pieces]
+        self.pieces: list[tuple[Channel, str] | GeneratedCall] = [
+            ("content", piece) if isinstance(piece, str) else piece for piece in pieces
+        ]
         self.finish = finish
         self.stop_string = stop_string
         self.prompt_tokens = prompt_tokens
@@ -101,7 +108,7 @@ class FakeEngine:
     async def tokenize(self, content: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]:
         return list(content.encode())
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, counted: bool = False) -> str:
         for token in token_ids:
             self.token_bytes(token)
         return bytes(token_ids).decode("utf-8", "replace")
@@ -113,9 +120,11 @@ class FakeEngine:
 
     def result(self, job: ChatJob | RawJob | None = None) -> Result:
         """The end every generation comes to; ``job`` decides what is reported of it."""
-        reasoning = "".join(text for channel, text in self.pieces if channel == "reasoning")
-        content = "".join(text for channel, text in self.pieces if channel == "content")
-        token_ids = tuple((reasoning + content).encode())
+        pieces = self.said(job)
+        reasoning = "".join(_text(piece) for piece in pieces if _is(piece, "reasoning"))
+        content = "".join(_text(piece) for piece in pieces if _is(piece, "content"))
+        calls = tuple(piece for piece in pieces if isinstance(piece, GeneratedCall))
+        token_ids = tuple("".join(map(_text, pieces)).encode())
         return Result(
             finish=self.finish,
             stop_string=self.stop_string,
@@ -129,8 +138,20 @@ class FakeEngine:
             timings=self.timings,
             seed=7,
             prompt_ids=tuple(range(self.prompt_tokens)),
-            logprobs=_records(content, job),
+            logprobs=tuple(one for piece in pieces for one in _records(piece, job)),
+            calls=calls,
+            tool_report=ToolReport(marker_seen=bool(calls), structured_calls=len(calls)),
         )
+
+    def said(self, job: ChatJob | RawJob | None) -> list[tuple[Channel, str] | GeneratedCall]:
+        """The pieces this job gets."""
+        single = isinstance(job, ChatJob) and job.single_call
+        out: list[tuple[Channel, str] | GeneratedCall] = []
+        for piece in self.pieces:
+            if isinstance(piece, GeneratedCall) and single and any(isinstance(other, GeneratedCall) for other in out):
+                continue
+            out.append(piece)
+        return out
 
     def events(self, job: ChatJob | RawJob) -> list[Event]:
         out: list[Event] = [Started(prompt_tokens=self.prompt_tokens, reused_tokens=self.cached_tokens)]
@@ -144,9 +165,15 @@ class FakeEngine:
                     timings=self.timings,
                 )
             )
-        for channel, text in self.pieces:
-            ids, records = tuple(text.encode()), _records(text, job) if channel == "content" else ()
-            out.append(Delta(channel=channel, text=text, token_ids=ids, timings=self.timings, logprobs=records))
+        calls = 0
+        for piece in self.said(job):
+            ids, records = tuple(_text(piece).encode()), _records(piece, job)
+            if isinstance(piece, GeneratedCall):
+                out.append(Called(index=calls, call=piece, token_ids=ids, timings=self.timings, logprobs=records))
+                calls += 1
+            else:
+                channel, text = piece
+                out.append(Delta(channel=channel, text=text, token_ids=ids, timings=self.timings, logprobs=records))
         out.append(Done(result=self.result(job)))
         return out
 
@@ -206,8 +233,16 @@ class FakeGeneration:
             self.engine.cancelled.append(self)
 
 
-def _records(content: str, job: ChatJob | RawJob | None) -> tuple[TokenLogprob, ...]:
-    if job is None or job.logprobs is None:
+def _text(piece: tuple[Channel, str] | GeneratedCall) -> str:
+    return piece.arguments if isinstance(piece, GeneratedCall) else piece[1]
+
+
+def _is(piece: tuple[Channel, str] | GeneratedCall, channel: Channel) -> bool:
+    return not isinstance(piece, GeneratedCall) and piece[0] == channel
+
+
+def _records(piece: tuple[Channel, str] | GeneratedCall, job: ChatJob | RawJob | None) -> tuple[TokenLogprob, ...]:
+    if job is None or job.logprobs is None or _is(piece, "reasoning"):
         return ()
     return tuple(
         TokenLogprob(
@@ -215,7 +250,7 @@ def _records(content: str, job: ChatJob | RawJob | None) -> tuple[TokenLogprob, 
             logprob=-0.25,
             top=tuple(((byte + rank) % 256, -0.25 - rank) for rank in range(job.logprobs)),
         )
-        for byte in content.encode()
+        for byte in _text(piece).encode()
     )
 
 
@@ -239,8 +274,9 @@ class FakeContext:
     def engines(self) -> tuple[Engine, ...]:
         return self._engines
 
-    async def read_chat(self, body: bytes) -> tuple[Engine, ChatJob]:
-        """The plainest reading of a Chat Completions body: ``model`` and messages of text."""
+    async def read_chat(self, body: Body) -> tuple[Engine, ChatJob]:
+        """The plainest reading of a Chat Completions body in memory: ``model`` and messages of text."""
+        assert isinstance(body, bytes)
         try:
             chat = msgspec.json.decode(body, type=_Chat)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -20,6 +20,8 @@ from torch import Tensor
 from ninfer_core.api import Checkpoint, KVGeometry, ModelFamily, StatePart
 from ninfer_core.api.nn import Model, Runtime
 from ninfer_core.plugins import Plugins
+from ninfer_core.weights.imported import ImportedCheckpoint
+from ninfer_core.weights.stored import full_inventory
 
 from .cache import SimpleCache
 from .compose import compose
@@ -77,7 +79,7 @@ class ModelFamilyContract:
             checkpoint=checkpoint,
             model=family.build(checkpoint, weights, runtime),
             geometry=family.kv_geometry(checkpoint.config),
-            layout=family.state_layout(checkpoint.config),
+            layout=family.state_layout(checkpoint.config, runtime),
         )
         checkpoint.close()
 
@@ -106,7 +108,7 @@ class ModelFamilyContract:
         assert self.family.hidden_size(built.checkpoint.config) > 0
 
     def test_the_inventory_is_what_the_checkpoint_holds(self, built: Built) -> None:
-        inventory = self.family.inventory(built.checkpoint.config)
+        inventory = full_inventory(self.family, built.checkpoint)
         assert set(inventory) == set(built.checkpoint.names())
         for name, shape in inventory.items():
             parts = built.checkpoint.parameter(name, tuple(shape))
@@ -121,11 +123,11 @@ class ModelFamilyContract:
         assert source.architecture in self.family.sources[source.kind]
         plan = self.family.adapt(source)
         assert plan.architecture in self.family.architectures
-        assert {name: tuple(recipe.shape) for name, recipe in plan.parameters.items()} == {
-            name: tuple(shape) for name, shape in self.family.inventory(plan.config).items()
-        }
+        checkpoint = ImportedCheckpoint(source, plan, composed.weight_formats)
+        shapes = {name: tuple(recipe.shape) for name, recipe in plan.parameters.items()}
+        assert shapes == full_inventory(self.family, checkpoint)
         used = {name for recipe in plan.parameters.values() for name in recipe.tensors}
-        assert used <= set(source.tensors), "a recipe names a tensor the source does not have"
+        assert used <= {*source.tensors, *plan.derived}, "a recipe names a tensor the source does not have"
 
     def test_logits_have_one_row_per_wanted_token(self, built: Built) -> None:
         ids = self.prompt_ids(built, 5, 1)

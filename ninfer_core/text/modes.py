@@ -45,9 +45,11 @@ class Mode:
 
 
 def resolve(job: ChatJob, model: PromptFormat, defaults: Defaults, accept: Callable[[str], str]) -> Mode:
-    """Request over server over template. ``accept`` maps an effort to one the template takes.
+    """Request over server over template. ``accept`` maps an effort to one the template takes. A forced tool call leaves
+    no room to think: defaults give way to it.
 
-    ApiError 400 when a typed field and ``chat_template_kwargs`` disagree, or a reserved variable is set.
+    ApiError 400 when a typed field and ``chat_template_kwargs`` disagree, a reserved variable is set, or the request
+    asks for thinking and forces a call.
     """
     variable = model.thinking_variable or "enable_thinking"
     client = {
@@ -70,6 +72,9 @@ def resolve(job: ChatJob, model: PromptFormat, defaults: Defaults, accept: Calla
     elif effort is not None and explicit is None and defaults.thinking is False:
         # naming an effort asks for thinking, over the server's default
         explicit = True
+    if job.forced_tool is not None and model.reasoning is not None:
+        _check_forced(explicit, effort)
+        explicit, effort = False, None
     thinking = explicit
     if thinking is None:
         thinking = False if defaults.effort == "none" else defaults.thinking
@@ -86,6 +91,13 @@ def resolve(job: ChatJob, model: PromptFormat, defaults: Defaults, accept: Calla
         settings["preserve_thinking"] = preserve
     reasons = model.reasoning is not None and (model.thinks_by_default if thinking is None else thinking)
     return Mode(thinking=reasons, explicit=explicit, settings=settings, client=client)
+
+
+def _check_forced(explicit: bool | None, effort: str | None) -> None:
+    if explicit or (effort is not None and explicit is None):
+        asked = "enable_thinking" if effort is None else "reasoning_effort"
+        text = f"A forced tool call cannot be preceded by thinking, which '{asked}' asks for; leave one of them out."
+        raise ApiError("tool_choice_not_supported", text, param="tool_choice")
 
 
 def nearest_effort(effort: str, accepted: frozenset[str]) -> str:

@@ -1,17 +1,18 @@
-"""The output of one request: tokens in, channel text out, and where it ends."""
+"""The output of one request: tokens in, channel text and tool calls out, and where it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ninfer_core.api import ReasoningSyntax, Tokenizer
+from ninfer_core.api import GeneratedCall, ReasoningSyntax, Tokenizer, ToolReport
 from ninfer_core.api.jobs import Channel, FinishReason
 from ninfer_core.errors import InvariantError
 
 from .channels import ChannelSplitter, Pieces
 from .detokenize import TextStream
 from .stops import StopMatcher
+from .tool_reader import ToolReader, ToolReading
 
 Deltas = tuple[tuple[Channel, str], ...]
 
@@ -24,6 +25,7 @@ class Taken:
     finish: FinishReason | None
     stop_string: str | None
     deltas: Deltas  # in order; no piece is empty, neighbours differ in channel
+    calls: tuple[GeneratedCall, ...]  # complete ones; they come after every piece of text
     token_ids: tuple[int, ...]  # the kept ones
     reasoning_tokens: int  # of the kept ones
     marks: tuple[int | None, ...]  # per kept token: where in the answer's text its first byte falls; None: nowhere
@@ -32,12 +34,14 @@ class Taken:
 
 
 class OutputSession:
-    """Reads one request's tokens: whole scalars, channels, stop strings, the output limit.
+    """Reads one request's tokens: whole scalars, channels, stop strings, tool calls, the output limit.
 
     A round is previewed (no side effect), and committed once the model's state is. The result is the same for every
     split of the tokens into rounds. A stop token ends the turn; it is kept and counted, and its text is withheld.
-    Special tokens have no text, except the family's reasoning tags. ``raw``: no channels, everything is content.
-    Whatever is held back (a part of a character, a tag or a stop string) is text once the turn has ended.
+    Special tokens have no text, except the family's reasoning tags and, where calls are read, those of the calls.
+    ``raw``: no channels, everything is content. Whatever is held back (a part of a character, a tag or a stop string)
+    is text once the turn has ended. Stop strings act on the answer as the model writes it, the markup of calls
+    included; ``tools`` reads what they let through.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class OutputSession:
         limit: int,
         limit_finish: FinishReason,
         raw: bool,
+        tools: ToolReading | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
@@ -58,14 +63,18 @@ class OutputSession:
         self._limit_finish = limit_finish
         syntax = None if raw else reasoning
         self._hidden = hidden_ids(tokenizer, syntax)
+        if tools is not None and not raw:
+            self._hidden -= {tokenizer.control_tokens.get(token, -1) for token in tools.syntax.tokens}
         matcher = StopMatcher(stops)
         self._decoder = _Decoder(
             TextStream(),
             ChannelSplitter(syntax, in_reasoning and syntax is not None),
             {"reasoning": matcher, "content": matcher.copy()},
+            ToolReader(tools) if tools is not None and not raw else None,
         )
         self._tokens: list[int] = []
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
+        self.calls: list[GeneratedCall] = []
         self.answer_chars = 0  # characters of the answer published
         self.reasoning_tokens = 0  # accepted while in the reasoning channel, the close tag's included
         self.finish: FinishReason | None = None
@@ -82,6 +91,15 @@ class OutputSession:
     @property
     def content(self) -> str:
         return "".join(self._texts["content"])
+
+    @property
+    def answer_passed(self) -> int:
+        """Characters of the answer that no stop string can cut any more, markup included."""
+        return self._decoder.passed
+
+    @property
+    def tool_report(self) -> ToolReport:
+        return self._decoder.tools.report if self._decoder.tools is not None else ToolReport()
 
     @property
     def remaining(self) -> int:
@@ -104,8 +122,7 @@ class OutputSession:
     def preview(self, tokens: Sequence[int]) -> Taken:
         """How much of a round counts, and the text it publishes. Changes nothing."""
         self._check_open()
-        decoder = self._decoder.copy()
-        pieces: Pieces = []
+        decoder, out = self._decoder.copy(), _Out()
         stop_string: str | None = None
         finish: FinishReason | None = None
         kept = reasoning_tokens = 0
@@ -114,20 +131,25 @@ class OutputSession:
             kept += 1
             was_reasoning = decoder.splitter.in_reasoning
             if token in self._stop_ids:
-                stop_string, finish = decoder.end(pieces), "stop_token"
+                stop_string, finish = decoder.end(out), "stop_token"
                 marks.append(None)
             else:
-                stop_string = self._take(token, decoder, pieces, marks)
+                stop_string = self._take(token, decoder, out, marks)
             reasoning_tokens += was_reasoning or decoder.splitter.in_reasoning
             if finish or stop_string is not None:
                 break
         if not finish and stop_string is None and len(self._tokens) + kept >= self._limit:
-            stop_string, finish = decoder.end(pieces), self._limit_finish
+            stop_string, finish = decoder.end(out), self._limit_finish
+        if stop_string is not None:
+            finish = "stop_string"
+        if finish is not None:
+            decoder.end_tools(out, cut=finish == self._limit_finish)
         return Taken(
             kept=kept,
-            finish=finish if stop_string is None else "stop_string",
+            finish=finish,
             stop_string=stop_string,
-            deltas=_merged(pieces),
+            deltas=_merged(out.pieces),
+            calls=tuple(out.calls),
             token_ids=tuple(tokens[:kept]),
             reasoning_tokens=reasoning_tokens,
             marks=tuple(marks),
@@ -143,24 +165,27 @@ class OutputSession:
         self._decoder = taken.decoder
         self._tokens.extend(taken.token_ids)
         self._publish(taken.deltas)
+        self.calls += taken.calls
         self.reasoning_tokens += taken.reasoning_tokens
         self.finish, self.stop_string = taken.finish, taken.stop_string
 
     def flush(self) -> Deltas:
-        """The held text, for an end without a finish (a cancelled request); empty after a finish or a second call."""
+        """The held text, for an end without a finish (a cancelled request); empty after a finish or a second call.
+        A call that is not complete then is dropped."""
         if self.finish is not None:
             return ()
-        pieces: Pieces = []
-        self.stop_string = self._decoder.end(pieces)
+        out = _Out()
+        self.stop_string = self._decoder.end(out)
+        self._decoder.end_tools(out, cut=True)
         self.finish = "cancelled"
-        deltas = _merged(pieces)
+        deltas = _merged(out.pieces)
         self._publish(deltas)
         return deltas
 
-    def _take(self, token: int, decoder: _Decoder, pieces: Pieces, marks: list[int | None]) -> str | None:
+    def _take(self, token: int, decoder: _Decoder, out: _Out, marks: list[int | None]) -> str | None:
         """Feed one token, and mark where its text begins when it is part of the answer."""
         was_answering, begins = decoder.splitter.may_answer, decoder.answer_chars
-        stop_string = decoder.take(self._bytes(token), pieces)
+        stop_string = decoder.take(self._bytes(token), out)
         answers = decoder.splitter.may_answer and (was_answering or decoder.answer_chars > begins)
         marks.append(begins if answers else None)
         return stop_string
@@ -178,48 +203,81 @@ class OutputSession:
             raise InvariantError(f"the output has ended ({self.finish}) and takes no more tokens")
 
 
-class _Decoder:
-    """The state between tokens: a part of a character, of a tag, of a stop string."""
+@dataclass(slots=True)
+class _Out:
+    """What one preview publishes."""
 
-    __slots__ = ("answer_chars", "matchers", "splitter", "stream")
+    pieces: Pieces = field(default_factory=list)
+    calls: list[GeneratedCall] = field(default_factory=list)
+
+
+class _Decoder:
+    """The state between tokens: a part of a character, of a tag, of a stop string, of a call."""
+
+    __slots__ = ("answer_chars", "matchers", "passed", "splitter", "stream", "tools")
 
     def __init__(
         self,
         stream: TextStream,
         splitter: ChannelSplitter,
         matchers: dict[Channel, StopMatcher],
+        tools: ToolReader | None,
         answer_chars: int = 0,
+        passed: int = 0,
     ) -> None:
-        self.stream, self.splitter, self.matchers = stream, splitter, matchers
+        self.stream, self.splitter, self.matchers, self.tools = stream, splitter, matchers, tools
         self.answer_chars = answer_chars  # characters of the answer seen, held ones included
+        self.passed = passed  # of these, those that no stop string can cut any more
 
     def copy(self) -> _Decoder:
         matchers = {channel: matcher.copy() for channel, matcher in self.matchers.items()}
-        return _Decoder(self.stream.copy(), self.splitter.copy(), matchers, self.answer_chars)
+        tools = None if self.tools is None else self.tools.copy()
+        return _Decoder(self.stream.copy(), self.splitter.copy(), matchers, tools, self.answer_chars, self.passed)
 
-    def take(self, data: bytes, out: Pieces) -> str | None:
-        """Append the text these bytes publish; the stop string that ended the turn, if one did."""
+    def take(self, data: bytes, out: _Out) -> str | None:
+        """Append what these bytes publish; the stop string that ended the turn, if one did."""
         return self._match(self.splitter.feed(self.stream.feed(data)), out)
 
-    def end(self, out: Pieces) -> str | None:
+    def end(self, out: _Out) -> str | None:
         """The turn is over: publish what is held. Held text may still complete a stop string."""
         hit = self._match(self.splitter.feed(self.stream.finish()) + self.splitter.finish(), out)
         if hit is None:
             for channel, matcher in self.matchers.items():
-                out.append((channel, matcher.finish()))
+                self._pass(channel, matcher.finish(), out)
         return hit
 
-    def _match(self, pieces: Pieces, out: Pieces) -> str | None:
+    def end_tools(self, out: _Out, *, cut: bool) -> None:
+        """Settle what may be a call, once the text has ended."""
+        if self.tools is not None:
+            self._append(self.tools.finish(cut=cut), out)
+
+    def _match(self, pieces: Pieces, out: _Out) -> str | None:
         for channel, text in pieces:
             if channel == "content":
                 # the reasoning is over, so no stop string can complete in it
-                out.append(("reasoning", self.matchers["reasoning"].finish()))
+                self._pass("reasoning", self.matchers["reasoning"].finish(), out)
                 self.answer_chars += len(text)
             text, hit = self.matchers[channel].feed(text)
-            out.append((channel, text))
+            self._pass(channel, text, out)
             if hit is not None:
                 return hit
         return None
+
+    def _pass(self, channel: Channel, text: str, out: _Out) -> None:
+        if channel == "content":
+            self.passed += len(text)
+            if self.tools is not None:
+                self._append(self.tools.feed(text), out)
+                return
+        out.pieces.append((channel, text))
+
+    @staticmethod
+    def _append(read: Sequence[str | GeneratedCall], out: _Out) -> None:
+        for piece in read:
+            if isinstance(piece, str):
+                out.pieces.append(("content", piece))
+            else:
+                out.calls.append(piece)
 
 
 def hidden_ids(tokenizer: Tokenizer, reasoning: ReasoningSyntax | None) -> frozenset[int]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import structlog
 
 from ninfer_core.api import ApiError, ChatJob, Message, Part, PromptFormat, RawJob, ReasoningSyntax, StartupError
 
+from .length import LengthGuard
 from .modes import EFFORTS, Defaults, Mode, nearest_effort, resolve
+from .prompt_json import PromptJson
 from .provenance import Spellings
 from .segments import SegmentedTokenizer
 from .template import ChatTemplate, Rendered
 from .tokenizer import HFTokenizer
+from .tool_reader import ToolReading
 from .tool_sources import derived_sources
+from .tool_types import ToolTypes
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +31,7 @@ class PreparedPrompt:
     thinking: bool  # the turn may reason; chooses the preset
     reasoning: ReasoningSyntax | None  # None: the turn has no reasoning channel
     tool_texts: tuple[tuple[int, ...], ...]  # derived tool sources; together no longer than the prompt's own text
+    tools: ToolReading | None = None  # how calls in the answer are read; None: they are text
 
 
 class PromptBuilder:
@@ -33,7 +39,8 @@ class PromptBuilder:
 
     Control tokens come from the template, or from raw prompts; a spelling in a client's string is text.
     ``template_override`` replaces the model's own template (StartupError when it does not compile). A template of the
-    model's own that does not compile leaves raw prompts usable.
+    model's own that does not compile leaves raw prompts usable. With ``max_context``, a prompt far beyond it raises
+    ContextLengthExceeded before it is encoded whole; one somewhat beyond is built, for its count.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class PromptBuilder:
         default_effort: str | None,
         default_preserve_thinking: bool | None,
         template_override: str | None,
+        max_context: int | None = None,
     ) -> None:
         self._format = format
         self._defaults = Defaults(
@@ -53,21 +61,30 @@ class PromptBuilder:
         tokenizer = format.tokenizer
         self._segments = SegmentedTokenizer(tokenizer) if isinstance(tokenizer, HFTokenizer) else None
         self._spellings = Spellings([*format.tokenizer.control_tokens, *_tags(format.reasoning)])
+        self._json = PromptJson()  # schemas; definitions and arguments are the template's
         self._template, self._broken = self._compile(template_override)
         self._efforts = self._accepted_efforts(None if template_override is not None else format.efforts)
+        self._length = None if max_context is None else LengthGuard(format.tokenizer, max_context)
+        self._shows_users = self._template is not None and _shows_users(self._template)
 
     def chat(self, job: ChatJob) -> PreparedPrompt:
         """The prompt of a conversation; ``invalid_prompt`` when the template refuses it."""
-        mode, rendered = self._render(job)
-        in_reasoning = not job.prefill and self._is_open(rendered.marked)
+        if self._length is not None and self._shows_users:
+            self._length.check_turns(job.messages)
+        mode, rendered, tools = self._render(job)
+        if self._length is not None:
+            self._length.check(rendered.text)
+        in_reasoning = not job.prefill and self._ends_with_tag(rendered.marked, "open")
         # a block that the prompt has closed, or a turn under way, leaves nothing to read as reasoning
-        reasons = in_reasoning or (mode.thinking and not job.prefill)
+        may_think = mode.thinking and not self._ends_with_tag(rendered.marked, "close")
+        reasons = in_reasoning or (may_think and not job.prefill)
         return PreparedPrompt(
             ids=tuple(self._encode(rendered)),
             in_reasoning=in_reasoning,
-            thinking=mode.thinking or in_reasoning,
+            thinking=may_think or in_reasoning,
             reasoning=self._format.reasoning if reasons else None,
             tool_texts=tuple(self._tool_texts(job)),
+            tools=tools,
         )
 
     def render(self, job: ChatJob) -> str:
@@ -83,6 +100,8 @@ class PromptBuilder:
             if isinstance(piece, str):
                 place = "prompt" if alone else f"prompt[{at}]"
                 _check_text(piece, place)
+                if self._length is not None:
+                    self._length.check(piece)
                 ids += self._encode_control(piece, first=not ids)
                 at += 1
             else:
@@ -128,16 +147,46 @@ class PromptBuilder:
             return efforts
         return frozenset(effort for effort in efforts if renders(reasoning_effort=effort))
 
-    def _render(self, job: ChatJob) -> tuple[Mode, Rendered]:
+    def _render(self, job: ChatJob) -> tuple[Mode, Rendered, ToolReading | None]:
         if self._template is None:
             raise ApiError("invalid_prompt", self._broken, param="messages")
         if not job.messages:
             raise ApiError("invalid_prompt", "'messages' must hold at least one message.", param="messages")
+        tools = self._reading(job)
         mode = resolve(job, self._format, self._defaults, lambda effort: nearest_effort(effort, self._efforts))
         if job.prefill:
             self._check_prefill(job, mode)
-        rendered = self._template.render(job.messages, settings=mode.settings, client=mode.client, open_end=job.prefill)
-        return mode, rendered
+        rendered = self._template.render(
+            job.messages, settings=mode.settings, client=mode.client, tools=job.tools, open_end=job.prefill
+        )
+        if job.forced_tool is not None:
+            rendered = self._force(job.forced_tool, rendered)
+        return mode, rendered, tools
+
+    def _reading(self, job: ChatJob) -> ToolReading | None:
+        """How the answer's calls are read; ApiError when a forced call cannot be had."""
+        syntax = self._format.tools
+        types = ToolTypes(job.tools, self._json)
+        if job.forced_tool is not None:
+            if syntax is None:
+                raise _no_choice("this model has no form of its own for tool calls")
+            if job.forced_tool not in types.names:
+                text = f"'tool_choice' names {job.forced_tool[:80]!r}, which is not among the tools."
+                raise ApiError("invalid_value", text, param="tool_choice")
+            if job.prefill:
+                raise _no_choice("it needs an answer of its own, and 'messages' ends with one to continue")
+        if syntax is None or not types.names:
+            return None
+        return ToolReading(syntax=syntax, types=types, forced=job.forced_tool, single=job.single_call)
+
+    def _force(self, name: str, rendered: Rendered) -> Rendered:
+        """The prompt with the opening of a call behind it: the syntax is ours, the name the client's."""
+        assert self._format.tools is not None
+        if self._ends_with_tag(rendered.marked, "open"):
+            raise _no_choice("this model's chat template opens a thinking block whatever it is told")
+        opener = self._format.tools.opener(rendered.marks.text(name))
+        # str's own sum: as template output has it, marks and all
+        return Rendered(marked=str.__add__(rendered.marked, opener), marks=rendered.marks)
 
     def _check_prefill(self, job: ChatJob, mode: Mode) -> None:
         last = job.messages[-1]
@@ -150,10 +199,10 @@ class PromptBuilder:
         if text:
             raise ApiError("assistant_prefill_not_supported", text, param=place)
 
-    def _is_open(self, marked: str) -> bool:
-        """Whether the prompt ends with the template's open tag."""
+    def _ends_with_tag(self, marked: str, tag: Literal["open", "close"]) -> bool:
+        """Whether the prompt ends with one of the template's own reasoning tags."""
         syntax = self._format.reasoning
-        return syntax is not None and marked.rstrip().endswith(syntax.open)
+        return syntax is not None and marked.rstrip().endswith(syntax.open if tag == "open" else syntax.close)
 
     def _encode(self, rendered: Rendered) -> list[int]:
         """The template's spellings as control tokens. Text with a client's spelling in it is encoded apart, as plain
@@ -194,6 +243,21 @@ class PromptBuilder:
                 place = f"prompt[{at + offset}]"
                 text = f"'{place}' is {token}; this model's token ids go from 0 to {size - 1}."
                 raise ApiError("invalid_prompt", text, param=place)
+
+
+def _no_choice(reason: str) -> ApiError:
+    return ApiError("tool_choice_not_supported", f"A call cannot be forced: {reason}.", param="tool_choice")
+
+
+def _shows_users(template: ChatTemplate) -> bool:
+    """Whether everything users wrote is in the prompt, as far as a small conversation tells."""
+    words = ("Hi", "Well?", "Bye")
+    turns = [Message(role="user" if at != 1 else "assistant", content=(Part(text=w),)) for at, w in enumerate(words)]
+    try:
+        text = template.render(turns, settings={}, client={}).text
+    except ApiError:
+        return False
+    return "Hi" in text and "Bye" in text
 
 
 def _tags(reasoning: ReasoningSyntax | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from ninfer_core.errors import InvariantError
@@ -24,7 +24,8 @@ _NONCHARACTERS = range(0xFDD0, 0xFDF0)
 
 def free_characters(texts: Sequence[str], count: int) -> list[str]:
     """Characters that occur in none of ``texts``: noncharacters if they can be, else private-use ones."""
-    free = [char for char in map(chr, _NONCHARACTERS) if not any(char in text for text in texts)][:count]
+    unused = (char for char in map(chr, _NONCHARACTERS) if not any(char in text for text in texts))
+    free = list(islice(unused, count))
     if len(free) < count:
         used = set().union(*texts)
         free = [char for char in map(chr, range(0xF0000, 0x10FFFE)) if char not in used][:count]

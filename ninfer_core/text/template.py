@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
 import structlog
 
-from ninfer_core.api import ApiError, Message, StartupError
+from ninfer_core.api import ApiError, Message, StartupError, Tool
 
 from .bounds import TemplateTooLarge, check_size
+from .prompt_json import JsonObject, PromptJson, strings, wrapped
 from .provenance import Marks, Spellings, free_characters
 from .sandbox import ChatEnvironment, Rendering, TemplateRaised, rendering
 
@@ -38,9 +40,9 @@ class ChatTemplate:
 
     ``spellings`` are the control tokens and reasoning tags: those a client wrote are text, those the template wrote are
     control tokens (``provenance.py``). ``variables`` (``bos_token``, ...) and message roles count as the template's.
-    Every string of a message (content, reasoning, tool names, ids, arguments and their keys) and of the client's own
-    variables counts as the client's. The bounds are those of ``sandbox.py``. Raises StartupError, with the line, for a
-    source that does not compile.
+    Every string of a message (content, reasoning, tool names, ids, arguments and their keys), of a tool's definition
+    and of the client's own variables counts as the client's. The bounds are those of ``sandbox.py``. Raises
+    StartupError, with the line, for a source that does not compile.
     """
 
     def __init__(
@@ -54,6 +56,10 @@ class ChatTemplate:
         self._source, self._spellings, self._variables = source, spellings, variables
         self._own_text = [source, *(value for value in variables.values() if isinstance(value, str))]
         self.handles_developer = "developer" in source
+        self._json = PromptJson()
+        self._usual = Marks(
+            spellings, free_characters(self._own_text, 1)[0]
+        )  # one object: what it marked is remembered
         try:
             self._template = ChatEnvironment(now).compile_chat(source)
         except jinja2.TemplateSyntaxError as error:
@@ -68,22 +74,51 @@ class ChatTemplate:
         *,
         settings: Mapping[str, Any],
         client: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
         open_end: bool = False,
     ) -> Rendered:
         """The prompt up to where the model goes on: a new assistant turn, or with ``open_end`` the end of the last
         message's content. ``settings`` are variables of the server's own, ``client`` those of the client.
 
-        ApiError ``invalid_prompt`` when the template refuses, fails or is stopped.
+        ApiError ``invalid_prompt`` when the template refuses, fails or is stopped, ``invalid_value`` for arguments or a
+        definition that is not JSON. A template that knows the role ``developer`` and refuses it here gets it as
+        ``system``.
         """
+        render = partial(self._render, messages, settings=settings, client=client, tools=tools, open_end=open_end)
+        developer = self.handles_developer and any(message.role == "developer" for message in messages)
         try:
-            marks, end = self._marks(messages, client)
-            turns = [self._turn(message, marks.text) for message in messages]
+            return render(developer=developer)
+        except TemplateRaised as refusal:
+            if not developer:
+                raise _refused(refusal) from None
+        try:
+            return render(developer=False)
+        except TemplateRaised as refusal:
+            raise _refused(refusal) from None
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        *,
+        settings: Mapping[str, Any],
+        client: Mapping[str, Any],
+        tools: Sequence[Tool],
+        open_end: bool,
+        developer: bool,
+    ) -> Rendered:
+        try:
+            arguments = [self._arguments(message) for message in messages]
+            definitions = [self._json.object(tool.definition, tool.place or "tools") for tool in tools]
+            marks, end = self._marks(messages, arguments, definitions, client)
+            turns = [
+                self._turn(message, given, marks, developer) for message, given in zip(messages, arguments, strict=True)
+            ]
             if open_end:
                 turns[-1]["content"] += end
             variables = {
-                "tools": None,
+                "tools": [definition.marked(marks) for definition in definitions] or None,
                 "documents": None,
-                **{name: _wrapped(value, marks.text) for name, value in client.items()},
+                **{name: wrapped(value, marks.text) for name, value in client.items()},
                 **self._variables,
                 **settings,
                 "messages": turns,
@@ -111,9 +146,7 @@ class ChatTemplate:
                     check_size(size)
                     pieces.append(piece)
         except TemplateRaised as refusal:
-            reason = limits.marks.plain(str(refusal))
-            text = f"The chat template refuses these messages: {reason[:MAX_REASON]}"
-            raise ApiError("invalid_prompt", text, param="messages") from None
+            raise TemplateRaised(limits.marks.plain(str(refusal))) from None
         except TemplateTooLarge as stopped:
             raise ApiError("invalid_prompt", f"The chat template was stopped: {stopped}.", param="messages") from None
         except (ApiError, RecursionError):
@@ -125,21 +158,35 @@ class ChatTemplate:
             raise ApiError("invalid_prompt", text, param="messages") from None
         return "".join(pieces)
 
-    def _marks(self, messages: Sequence[Message], client: Mapping[str, Any]) -> tuple[Marks, str]:
+    def _marks(
+        self,
+        messages: Sequence[Message],
+        arguments: Sequence[Sequence[JsonObject]],
+        definitions: Sequence[JsonObject],
+        client: Mapping[str, Any],
+    ) -> tuple[Marks, str]:
         """The marks, and a character that ends the last message. Refuses strings with lone surrogates."""
-        strings: list[str] = []
+        texts = [given.strings for group in (*arguments, definitions) for given in group]  # JSON: no lone surrogates
         for message in messages:
-            for text in _strings(_contents(message)):
-                strings.append(_checked(text, message.place or "messages"))
-        strings += [_checked(text, "chat_template_kwargs") for text in _strings(client)]
-        mark, end = free_characters([*strings, *self._own_text], 2)
-        return Marks(self._spellings, mark), end
+            names = [(call.id, call.name) for call in message.tool_calls]
+            said = (message.text, message.reasoning, message.tool_call_id, names)
+            texts += [_checked(text, message.place or "messages") for text in strings(said)]
+        texts += [_checked(text, "chat_template_kwargs") for text in strings(client)]
+        mark, end = free_characters([*texts, *self._own_text], 2)
+        if mark != self._usual.mark:
+            return Marks(self._spellings, mark), end
+        return self._usual, end
 
-    def _turn(self, message: Message, text: Callable[[str], str]) -> dict[str, Any]:
+    def _arguments(self, message: Message) -> list[JsonObject]:
+        """The arguments of each call of a message."""
+        return [
+            self._json.object(call.arguments, call.place or message.place or "messages") for call in message.tool_calls
+        ]
+
+    def _turn(self, message: Message, arguments: Sequence[JsonObject], marks: Marks, developer: bool) -> dict[str, Any]:
         """The message as templates know it; members that are not there are left out."""
-        role = message.role
-        if role == "developer" and not self.handles_developer:
-            role = "system"
+        text = marks.text
+        role = "system" if message.role == "developer" and not developer else message.role
         turn: dict[str, Any] = {"role": role, "content": text(message.text)}
         if message.reasoning is not None:
             turn["reasoning_content"] = turn["reasoning"] = text(message.reasoning)
@@ -148,46 +195,18 @@ class ChatTemplate:
                 {
                     "id": text(call.id),
                     "type": "function",
-                    "function": {"name": text(call.name), "arguments": _wrapped(call.arguments, text)},
+                    "function": {"name": text(call.name), "arguments": given.marked(marks)},
                 }
-                for call in message.tool_calls
+                for call, given in zip(message.tool_calls, arguments, strict=True)
             ]
         if message.tool_call_id is not None:
             turn["tool_call_id"] = text(message.tool_call_id)
         return turn
 
 
-def _contents(message: Message) -> Iterator[Any]:
-    yield message.text
-    yield message.reasoning
-    yield message.tool_call_id
-    for call in message.tool_calls:
-        yield call.id
-        yield call.name
-        yield call.arguments
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Every string in a value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, Sequence | Iterator):
-        for item in value:
-            yield from _strings(item)
-
-
-def _wrapped(value: Any, text: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, Mapping):
-        return {_wrapped(key, text): _wrapped(item, text) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_wrapped(item, text) for item in value]
-    return value
+def _refused(refusal: TemplateRaised) -> ApiError:
+    text = f"The chat template refuses these messages: {str(refusal)[:MAX_REASON]}"
+    return ApiError("invalid_prompt", text, param="messages")
 
 
 def _checked(text: str, place: str) -> str:

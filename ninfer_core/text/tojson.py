@@ -1,4 +1,5 @@
-"""JSON text as chat templates write it: member order kept, non-ASCII kept, ``", "`` and ``": "`` between."""
+"""JSON text as chat templates write it: member order kept, the spelling of numbers kept, non-ASCII kept, ``", "`` and
+``": "`` between."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from typing import Any
 
 import msgspec
 
+from .json_text import WrittenFloat, WrittenInt
+
 _PLAIN = msgspec.json.Encoder()
+
+
+class ClientObject(dict[Any, Any]):
+    """An object that many prompts hold and nobody changes; its text is written once."""
+
+    text: str | None = None  # as ``to_json`` writes it without further arguments
 
 
 def to_json(
@@ -19,6 +28,10 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """The filter ``tojson`` with the arguments and the text of transformers' one. TypeError for what is not JSON."""
+    if isinstance(value, ClientObject) and not (ensure_ascii or indent is not None or separators or sort_keys):
+        if value.text is None:
+            value.text = _Writer(False, None, ", ", ": ", False).write(value, "\n")
+        return value.text
     step = " " * indent if isinstance(indent, int) else indent
     between, colon = separators or (", " if step is None else ",", ": ")
     return _Writer(ensure_ascii, step, between, colon, sort_keys).write(value, "\n")
@@ -61,6 +74,8 @@ class _Writer:
 def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (WrittenInt, WrittenFloat)):
+        return value.written
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float) and math.isfinite(value):

@@ -13,6 +13,7 @@ import tokenizers
 from ninfer_core.errors import ArtifactError, InvariantError
 
 from . import tokenizer_json as doc
+from .longest_token import longest_token
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
@@ -43,6 +44,7 @@ class HFTokenizer:
         self.has_flagged_tokens = doc.has_flagged_tokens(document)
         self._bytes: list[bytes | None] = [None] * len(self._pieces)  # filled on first use
         self.size = len(self._pieces)
+        self.longest_token = longest_token(document, self._kind, self._pieces)
         self.control_tokens: Mapping[str, int] = MappingProxyType({s: entry["id"] for s, entry in control.items()})
         self.special_ids = frozenset(entry["id"] for entry in control.values() if entry["special"])
 

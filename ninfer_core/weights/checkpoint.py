@@ -17,6 +17,7 @@ from .directory import elements
 from .imported import ImportedCheckpoint
 from .names import plain, quoted
 from .resources import check_tokens
+from .rules import broken_rules
 from .stored import StoredCheckpoint, UnknownFormat
 
 __all__ = ["ArtifactCheckpoint", "Facts", "ImportedCheckpoint", "checkpoint_facts", "open_checkpoint"]
@@ -32,12 +33,12 @@ class Facts:
 
 
 def open_checkpoint(path: str, plugins: Plugins) -> tuple[ModelFamily, Checkpoint]:
-    """``open_stored``; keys of a foreign config that its family does not know are logged."""
+    """``open_stored``; what its family leaves out of a foreign checkpoint is logged."""
     family, checkpoint = open_stored(path, plugins)
     for warning in warnings_of(checkpoint):
         import structlog
 
-        structlog.get_logger().warning("config_key_ignored", model=path, detail=warning)
+        structlog.get_logger().warning("import_warning", model=path, detail=warning)
     return family, checkpoint
 
 
@@ -129,6 +130,7 @@ def bind(family: ModelFamily, checkpoint: StoredCheckpoint, *, most: int = 20) -
         except ArtifactError as error:
             problems.append(error)
     if isinstance(checkpoint, ArtifactCheckpoint):
+        problems += broken_rules(family, checkpoint)
         try:
             _check_tokenizer(checkpoint)
         except ArtifactError as error:

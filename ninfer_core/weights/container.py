@@ -122,6 +122,11 @@ class Container:
                 problems.append(str(error))
         return problems
 
+    def drop_pages(self) -> None:
+        """Give back the memory of what was read so far; views stay readable."""
+        for file in self._files:
+            file.drop_pages()
+
     def close(self) -> None:
         """Give the maps back; tensors already handed out stay readable."""
         for view in self._slices.values():

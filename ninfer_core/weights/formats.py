@@ -10,14 +10,18 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ninfer_core.api import EncodedTensor, WeightFormat
+from ninfer_core.api import EncodedTensor, Rows, WeightFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ninfer_core.api.nn import Linear
+
 LAYOUT = "contiguous_le_v1"
+CPU_BLOCK = 32  # columns the CPU's route reads at once
 FP32_EXACT = 1 << 24  # whole numbers up to here are exact in fp32
 
 assert sys.byteorder == "little", "words are viewed in place, so the host must be little-endian"
@@ -58,19 +62,50 @@ def take_rows(tensor: EncodedTensor, rows: Sequence[int]) -> EncodedTensor:
     return replace(tensor, shape=(len(rows), *tensor.shape[1:]), data=taken.reshape(-1))
 
 
+def encode_rows(dtype_name: str, format_name: str, shape: tuple[int, ...], rows: Rows) -> EncodedTensor:
+    """``cast_direct`` of a matrix that comes some rows at a time."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    out = torch.empty(shape, dtype=dtype)
+    first = 0
+    for x in rows():
+        if dtype == torch.bfloat16:
+            x = finite_bf16(x)
+        out[first : first + len(x)] = x
+        first += len(x)
+    if first != shape[0]:
+        raise ValueError(f"{first} rows instead of {shape[0]}")
+    return encoded(out, format_name, shape)
+
+
 def decode_bf16(tensor: EncodedTensor) -> Tensor:
     """fp32 whose high half is the word."""
     return words(tensor, "bfloat16").float().view(tensor.shape)
 
 
+def bf16_linear(tensors: Sequence[EncodedTensor]) -> Linear | None:
+    """The words multiplied as they lie, in fp32, at half the memory of fp32 weights; for rows of whole blocks."""
+    from ninfer_kernels.quant_linear import Matrix, linear, why_not_native
+
+    if tensors[0].shape[1] % CPU_BLOCK or why_not_native() is not None:
+        return None
+    return linear("bf16", [Matrix(tensor.data, *tensor.shape) for tensor in tensors])
+
+
 def quantize_bf16(x: Tensor) -> EncodedTensor:
     """Round to nearest, ties to even; ValueError for a value that is not finite or leaves the range."""
+    return encoded(finite_bf16(x), "bf16", x.shape)
+
+
+def finite_bf16(x: Tensor) -> Tensor:
+    """``x`` in bf16; ValueError for a value that is not finite or leaves the range."""
     import torch
 
     rounded = x.to(torch.bfloat16)
     if not bool(torch.isfinite(rounded).all()):
         raise ValueError("a value is not finite in bf16")
-    return encoded(rounded, "bf16", x.shape)
+    return rounded
 
 
 def decode_fp32(tensor: EncodedTensor) -> Tensor:
@@ -127,6 +162,8 @@ FORMATS = (
         decode=decode_bf16,
         take_rows=take_rows,
         quantize=quantize_bf16,
+        encoders={"cast_direct": partial(encode_rows, "bfloat16", "bf16")},
+        cpu_linear=bf16_linear,
     ),
     WeightFormat(
         name="fp32",
@@ -135,6 +172,7 @@ FORMATS = (
         decode=decode_fp32,
         take_rows=take_rows,
         quantize=quantize_fp32,
+        encoders={"cast_direct": partial(encode_rows, "float32", "fp32")},
     ),
     WeightFormat(
         name="int32",

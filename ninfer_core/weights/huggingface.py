@@ -19,7 +19,7 @@ from ninfer_core.api import EncodedTensor, Importer, Source, SourceTensor
 from ninfer_core.errors import ArtifactError
 
 from .formats import LAYOUT
-from .mapped import reason
+from .mapped import MappedFile, reason
 from .names import listed, plain, quoted
 from .resources import check_resource
 
@@ -43,14 +43,16 @@ def open_folder(path: str) -> Source:
     found = config.get("architectures")
     if not isinstance(found, list) or not found or not isinstance(found[0], str):
         raise ArtifactError(f'{folder / "config.json"}: "architectures" must be a list with a name')
+    shards: list[_Shard] = []
     return Source(
         kind="huggingface",
         path=path,
         architecture=found[0],
         config=config,
-        tensors=_tensors(folder),
+        tensors=_tensors(folder, shards),
         resources=_resources(folder),
         name=_name(folder),
+        drop_pages=partial(_drop_pages, shards),
     )
 
 
@@ -63,41 +65,65 @@ IMPORTER = Importer(
 
 
 class _Shard:
-    """One safetensors file; its handle is opened with the first tensor and then kept."""
+    """One safetensors file. Its header is checked by the package, its tensors are views of our own map of it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._handle: Any = None
+        self._file: MappedFile | None = None
+        self._places: dict[str, tuple[int, int]] = {}
 
     def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Tensor name -> (dtype, shape), from the checked header; without torch."""
-        with self._open("numpy") as handle:
-            slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
-            return {name: (found.get_dtype(), tuple(found.get_shape())) for name, found in slices.items()}
-
-    def read(self, name: str, format_name: str, shape: tuple[int, ...]) -> EncodedTensor:
-        import torch
-
-        if self._handle is None:
-            self._handle = self._open("pt")
-        data = self._handle.get_tensor(name).reshape(-1).view(torch.uint8)
-        return EncodedTensor(format=format_name, layout=LAYOUT, shape=shape, data=data)
-
-    def _open(self, framework: str) -> Any:
         from safetensors import SafetensorError, safe_open
 
         try:
             # a named pipe would keep the open waiting
             if not stat.S_ISREG(self.path.stat().st_mode):
                 raise ArtifactError(f"{self.path}: not a regular file")
-            return safe_open(self.path, framework=framework)
+            with safe_open(self.path, framework="numpy") as handle:
+                slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+                return {name: (found.get_dtype(), tuple(found.get_shape())) for name, found in slices.items()}
         except SafetensorError as error:
             raise ArtifactError(f"{self.path}: damaged or not a safetensors file ({plain(error)})") from None
         except OSError as error:
             raise ArtifactError(f"{self.path}: {reason(error)}") from None
 
+    def read(self, name: str, format_name: str, shape: tuple[int, ...]) -> EncodedTensor:
+        import torch
 
-def _tensors(folder: Path) -> dict[str, SourceTensor]:
+        if self._file is None:
+            self._file = MappedFile(str(self.path))
+            self._places = _places(self._file.view)
+        begin, end = self._places[name]
+        view = self._file.view[begin:end]
+        data = torch.frombuffer(view, dtype=torch.uint8) if len(view) else torch.empty(0, dtype=torch.uint8)
+        return EncodedTensor(format=format_name, layout=LAYOUT, shape=shape, data=data)
+
+    def drop_pages(self) -> None:
+        """Give back the memory of what was read so far."""
+        if self._file is not None:
+            self._file.drop_pages()
+
+
+class _Entry(msgspec.Struct):
+    data_offsets: tuple[int, int]
+
+
+def _places(file: memoryview) -> dict[str, tuple[int, int]]:
+    """Tensor name -> its bytes in the file, from a header known to be sound."""
+    start = 8 + int.from_bytes(file[:8], "little")
+    header = msgspec.json.decode(bytes(file[8:start]), type=dict[str, msgspec.Raw])
+    found = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items() if name != "__metadata__"}
+    return {name: (start + entry.data_offsets[0], start + entry.data_offsets[1]) for name, entry in found.items()}
+
+
+def _drop_pages(shards: Iterable[_Shard]) -> None:
+    for shard in shards:
+        shard.drop_pages()
+
+
+def _tensors(folder: Path, shards: list[_Shard]) -> dict[str, SourceTensor]:
+    """Every tensor; ``shards`` gets the files they are in."""
     index = folder / INDEX
     if index.exists():
         wanted = _weight_map(index)
@@ -113,6 +139,7 @@ def _tensors(folder: Path) -> dict[str, SourceTensor]:
     found: dict[str, SourceTensor] = {}
     for file in files:
         shard = _Shard(folder / file)
+        shards.append(shard)
         for name, (dtype, shape) in shard.shapes().items():
             if wanted and wanted.get(name) != file:
                 continue

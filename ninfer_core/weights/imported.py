@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ninfer_core.api import EncodedTensor, ImportPlan, Recipe, Source, SourceTensor, WeightFormat
+from ninfer_core.api import EncodedTensor, ImportPlan, Recipe, Source, SourceTensor, StoredInput, WeightFormat
 from ninfer_core.errors import ArtifactError
 from ninfer_core.registry import Registry
 
@@ -32,6 +33,7 @@ class ImportedCheckpoint:
         self.path = source.path
         self.architecture = plan.architecture
         self.config: Mapping[str, Any] = plan.config
+        self.companions = plan.companions
         self.name = source.name
         self._formats = formats
 
@@ -61,7 +63,8 @@ class ImportedCheckpoint:
         if recipe.rows is not None:
             return (self._reordered(name, recipe, tensors, kept),)
         if len(tensors) == 1:
-            return (self._kept(tensors[0], shape),)
+            piece = self._kept(tensors[0], shape)
+            return (piece if recipe.columns is None else self._with_columns(name, piece, recipe.columns),)
         return tuple(self._kept(tensor, tensor.shape) for tensor in tensors)
 
     def resources(self) -> Mapping[str, int]:
@@ -70,6 +73,10 @@ class ImportedCheckpoint:
     def resource(self, role: str) -> bytes | None:
         return self.source.resources.get(role)
 
+    def drop_pages(self) -> None:
+        if self.source.drop_pages is not None:
+            self.source.drop_pages()
+
     def close(self) -> None:
         """Forget the source; its files close with the last tensor that looks into them."""
         self.source = Source(
@@ -77,7 +84,7 @@ class ImportedCheckpoint:
         )
 
     def _tensor(self, name: str, parameter: str) -> SourceTensor:
-        found = self.source.tensors.get(name)
+        found = self.plan.derived.get(name) or self.source.tensors.get(name)
         if found is None:
             raise ArtifactError(f"{self.path}: missing tensor {quoted(name)} (for parameter {quoted(parameter)})")
         return found
@@ -92,9 +99,16 @@ class ImportedCheckpoint:
     def _check_coverage(self, name: str, recipe: Recipe, tensors: list[SourceTensor]) -> None:
         if recipe.transform is not None:
             return
-        agrees = sum(elements(tensor.shape) for tensor in tensors) == elements(recipe.shape)
-        if len(tensors) > 1 or recipe.rows is not None:
-            agrees = agrees and all(tensor.shape[1:] == recipe.shape[1:] for tensor in tensors)
+        if recipe.rows is not None:
+            shapes = [_matrix(tensor.shape) for tensor in tensors]
+            height = sum(shape[0] for shape in shapes)
+            agrees = all(shape[1:] == recipe.shape[1:] for shape in shapes) and len(recipe.rows) == recipe.shape[0]
+            first, last = _ends(recipe.rows)
+            agrees = agrees and first >= 0 and last < height
+        else:
+            agrees = sum(elements(tensor.shape) for tensor in tensors) == elements(recipe.shape)
+            if len(tensors) > 1:
+                agrees = agrees and all(tensor.shape[1:] == recipe.shape[1:] for tensor in tensors)
         if not agrees:
             found = ", ".join(f"{quoted(tensor.name)} {shaped(tensor.shape)}" for tensor in tensors)
             raise ArtifactError(
@@ -125,6 +139,15 @@ class ImportedCheckpoint:
         read = partial(self._read_kept, tensor, shape)
         return self._piece((tensor.name, shape, format_name), tensor.name, format_name, shape, read)
 
+    def _with_columns(self, name: str, piece: Piece, columns: Sequence[int]) -> Piece:
+        """A matrix as it is stored, its columns known to belong elsewhere."""
+        if len(piece.shape) != 2 or sorted(columns) != list(range(piece.shape[1])):
+            raise ArtifactError(
+                f"{self.path}: parameter {quoted(name)}: its columns are no permutation of {shaped(piece.shape[1:])}"
+            )
+        own = tuple(columns)
+        return replace(piece, key=(piece.key, own), columns=own, read=partial(_read_with_columns, piece.read, own))
+
     def _reordered(self, name: str, recipe: Recipe, tensors: list[SourceTensor], kept: set[str]) -> Piece:
         """Encoded rows in another order, so that nothing is rounded again."""
         format_name = min(kept)
@@ -133,7 +156,7 @@ class ImportedCheckpoint:
                 f"{self.path}: parameter {quoted(name)}: rows of several tensors stored as "
                 f"{', '.join(sorted(kept))} cannot be reordered together"
             )
-        key = (recipe.tensors, tuple(recipe.rows or ()), recipe.shape, format_name)
+        key = (recipe.tensors, _hashable(recipe.rows), recipe.shape, format_name)
         read = partial(self._read_reordered, recipe, tensors)
         return self._piece(key, ", ".join(recipe.tensors), format_name, recipe.shape, read)
 
@@ -146,7 +169,7 @@ class ImportedCheckpoint:
         if recipe.store is None and (len(kept) > 1 or self._formats[format_name].layout != DIRECT):
             format_name = "fp32"
         form = known_format(self._formats, self.path, f"parameter {quoted(name)}", format_name, None)
-        key = (recipe.tensors, recipe.shape, format_name, tuple(recipe.rows or ()), recipe.transform)
+        key = (recipe.tensors, recipe.shape, format_name, _hashable(recipe.rows), recipe.transform)
         read = partial(self._read_computed, name, recipe, tensors, form)
         return self._piece(key, ", ".join(recipe.tensors), format_name, recipe.shape, read)
 
@@ -161,9 +184,10 @@ class ImportedCheckpoint:
     def _read_reordered(self, recipe: Recipe, tensors: list[SourceTensor]) -> EncodedTensor:
         import torch
 
-        found = [self._read_kept(tensor, tensor.shape) for tensor in tensors]
+        shapes = [_matrix(tensor.shape) for tensor in tensors]
+        found = [self._read_kept(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
         data = found[0].data if len(found) == 1 else torch.cat([part.data for part in found])
-        rows = sum(tensor.shape[0] for tensor in tensors)
+        rows = sum(shape[0] for shape in shapes)
         stacked = EncodedTensor(
             format=found[0].format, layout=found[0].layout, shape=(rows, *recipe.shape[1:]), data=data
         )
@@ -178,7 +202,7 @@ class ImportedCheckpoint:
         decoded = [self._decode(tensor) for tensor in tensors]
         x = decoded[0] if len(decoded) == 1 else torch.cat(decoded)
         if recipe.rows is not None:
-            x = x.index_select(0, torch.as_tensor(recipe.rows, dtype=torch.int64))
+            x = x.reshape(_matrix(x.shape)).index_select(0, torch.as_tensor(recipe.rows, dtype=torch.int64))
         if recipe.transform is not None:
             x = recipe.transform(x)
         if x.numel() != elements(recipe.shape):
@@ -192,6 +216,29 @@ class ImportedCheckpoint:
         found = tensor.read()
         decode = SOURCE_DECODERS.get(found.format) or self._formats[found.format].decode
         return decode(found)
+
+
+def _read_with_columns(read: Callable[[], EncodedTensor], columns: tuple[int, ...]) -> EncodedTensor:
+    import torch
+
+    return replace(read(), input=StoredInput(columns=torch.tensor(columns)))
+
+
+def _matrix(shape: Iterable[int]) -> Shape:
+    """A tensor of three or more dimensions as the matrix of all its rows."""
+    shape = tuple(shape)
+    return shape if len(shape) < 3 else (elements(shape[:-1]), shape[-1])
+
+
+def _ends(rows: Sequence[int]) -> tuple[int, int]:
+    """The least and the greatest; a long range is not walked."""
+    if isinstance(rows, range) and rows:
+        return min(rows[0], rows[-1]), max(rows[0], rows[-1])
+    return min(rows, default=0), max(rows, default=0)
+
+
+def _hashable(rows: Sequence[int] | None) -> Hashable:
+    return rows if rows is None or isinstance(rows, range) else tuple(rows)
 
 
 def encode(form: WeightFormat, x: Tensor, where: str) -> EncodedTensor:

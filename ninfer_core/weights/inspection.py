@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from ninfer_core.errors import ArtifactError
+from ninfer_core.errors import ArtifactError, StartupError
 from ninfer_core.plugins import Plugins
 
 from .artifact import ArtifactCheckpoint
@@ -15,15 +16,16 @@ from .checkpoint import OpenedModel, bind, checkpoint_facts, open_model, warning
 from .container import Container
 from .directory import TensorObject, elements
 from .names import plain
-from .stored import StoredCheckpoint
+from .stored import StoredCheckpoint, full_inventory
 
 
-class TensorRow(msgspec.Struct, frozen=True, kw_only=True):
+class TensorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str  # the parameter; the stored tensor where no family gives it a name
     origin: str  # the object or source tensors behind it
     format: str
     shape: tuple[int, ...]
     bytes: int | None  # None: the format is not installed
+    divisors: int = 1
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +66,7 @@ def inspect_model(path: str, plugins: Plugins) -> Report:
 
 def _report(path: str, opened: OpenedModel, plugins: Plugins) -> Report:
     container, source, checkpoint = opened.container, opened.source, opened.checkpoint
-    refusals = _refusals(opened)
+    refusals = _refusals(opened, plugins)
     tensors = _rows(opened, plugins)
     text = container.directory.components.get("text") if container is not None else None
     if checkpoint is not None:
@@ -93,10 +95,17 @@ def _report(path: str, opened: OpenedModel, plugins: Plugins) -> Report:
     )
 
 
-def _refusals(opened: OpenedModel) -> tuple[str, ...]:
+def _refusals(opened: OpenedModel, plugins: Plugins) -> tuple[str, ...]:
+    """What a start would say of the files, before it reads a weight."""
     found = [str(opened.refusal)] if opened.refusal is not None else []
-    if opened.family is not None and opened.checkpoint is not None:
-        found += map(str, bind(opened.family, opened.checkpoint))
+    family, checkpoint = opened.family, opened.checkpoint
+    if family is not None and checkpoint is not None:
+        found += map(str, bind(family, checkpoint))
+        try:
+            with plugins.blaming(plugins.model_families, family.name, "read the prompt format of the family"):
+                family.prompt(checkpoint)
+        except StartupError as error:
+            found.append(str(error))
     if opened.container is not None:
         found += opened.container.damaged_parts()
     return tuple(dict.fromkeys(found))
@@ -139,27 +148,44 @@ def _size(
 
 def _artifact_rows(container: Container) -> tuple[TensorRow, ...]:
     """Bindings in order, then tensors no parameter is bound to."""
+    directory = container.directory
     rows, bound = [], set()
-    for name, binding in container.directory.bindings.items():
+    for name, binding in directory.bindings.items():
         for part in binding.parts:
             item = container.tensor_object(part.object)
-            share = part.end - part.begin
             bound.add(item.id)
-            rows.append(_object_row(name, item, item.bytes * share // elements(item.shape)))
-    rest = [o for o in container.directory.objects.values() if isinstance(o, TensorObject) and o.id not in bound]
-    return (*rows, *(_object_row(f"(unbound) {item.id}", item, item.bytes) for item in rest))
+            rows.append(_object_row(name, item, part.begin, part.end))
+    beside = {part.object for use in directory.uses for binding in use.auxiliaries.values() for part in binding.parts}
+    for item in directory.objects.values():
+        if isinstance(item, TensorObject) and item.id not in bound:
+            what = "auxiliary" if item.id in beside else "unbound"
+            rows.append(_object_row(f"({what}) {item.id}", item, 0, elements(item.shape)))
+    return tuple(rows)
 
 
-def _object_row(name: str, item: TensorObject, size: int) -> TensorRow:
-    return TensorRow(name=name, origin=item.id, format=item.format, shape=item.shape, bytes=size)
+def _object_row(name: str, item: TensorObject, begin: int, end: int) -> TensorRow:
+    """Elements of one object: whole rows where they are that."""
+    count, total = end - begin, elements(item.shape)
+    width = elements(item.shape[1:])
+    shape = item.shape
+    if count < total:
+        shape = (count,) if begin % width or end % width else (count // width, *item.shape[1:])
+    return TensorRow(
+        name=name,
+        origin=item.id,
+        format=item.format,
+        shape=shape,
+        bytes=item.bytes * count // total,
+        divisors=item.divisors,
+    )
 
 
 def _parameter_rows(opened: OpenedModel) -> tuple[TensorRow, ...]:
     assert opened.checkpoint is not None and opened.family is not None
     return tuple(
         TensorRow(name=name, origin=piece.origin, format=piece.format, shape=piece.shape, bytes=piece.bytes)
-        for name, shape in opened.family.inventory(opened.checkpoint.config).items()
-        for piece in opened.checkpoint.pieces(name, tuple(shape))
+        for name, shape in full_inventory(opened.family, opened.checkpoint).items()
+        for piece in opened.checkpoint.pieces(name, shape)
     )
 
 
@@ -226,7 +252,21 @@ def _notes(formats: Mapping[str, int], opened: OpenedModel, plugins: Plugins) ->
         others = [name for name in opened.checkpoint.container.directory.components if name != "text"]
         if others:
             notes.append(f"components beside the text model: {', '.join(plain(name) for name in others)}")
+        notes += _directory_notes(opened.checkpoint.container)
     return tuple(notes)
+
+
+def _directory_notes(container: Container) -> list[str]:
+    """The proposal head, and what Uses say beside their inputs."""
+    directory = container.directory
+    proposal = directory.components["text"].proposal
+    notes = []
+    if proposal is not None:
+        rows = f"{proposal['rows']:,} rows with token ids" if "rows" in proposal else "every token"
+        notes.append(f"a proposal head is stored: {rows}")
+    roles = Counter(role for use in directory.uses for role in use.auxiliaries)
+    notes += [f"auxiliary {plain(role)} stands in {count} Uses" for role, count in sorted(roles.items())]
+    return notes
 
 
 def _description(opened: OpenedModel) -> str | None:

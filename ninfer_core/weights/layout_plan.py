@@ -27,6 +27,7 @@ class NewTensor:
     layout: str
     bytes: int
     read: Callable[[], Sequence[memoryview]]
+    divisors: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +119,8 @@ def encode_directory(new: NewArtifact, offsets: Sequence[int], slices: Sequence[
         objects.append({**record, "offset": offset, "bytes": len(resource.data)})
     for tensor, offset in zip(new.tensors, offsets[len(new.resources) :], strict=True):
         record = {"id": tensor.id, "kind": "tensor", "shape": tensor.shape, "format": tensor.format}
-        objects.append({**record, "layout": tensor.layout, "offset": offset, "bytes": tensor.bytes})
+        record |= {"layout": tensor.layout, "offset": offset, "bytes": tensor.bytes}
+        objects.append({**record, "divisors": tensor.divisors} if tensor.divisors > 1 else record)
     root: dict[str, Any] = {
         "components": new.components,
         "objects": objects,

@@ -39,6 +39,12 @@ class MappedFile:
             os.close(fd)
         self.view = memoryview(self._map if self._map is not None else b"")
 
+    def drop_pages(self) -> None:
+        """Give back the memory of the pages read so far; a view reads them again. Nobody writes into a map."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Unmap now, or when the last tensor that looks into the file goes."""
         self.view.release()

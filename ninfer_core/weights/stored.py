@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ninfer_core.api import Checkpoint, EncodedTensor, WeightFormat
+from ninfer_core.api import Checkpoint, EncodedTensor, ModelFamily, WeightFormat
 from ninfer_core.errors import ArtifactError
 from ninfer_core.registry import Registry
 
@@ -26,6 +26,8 @@ class Piece:
     shape: Shape
     bytes: int
     read: Callable[[], EncodedTensor]
+    divisors: int = 1
+    columns: tuple[int, ...] | None = None  # what each stored column multiplies; None: its own
 
 
 class StoredCheckpoint(Checkpoint, Protocol):
@@ -36,6 +38,19 @@ class StoredCheckpoint(Checkpoint, Protocol):
 
     def resources(self) -> Mapping[str, int]:
         """Role -> size in bytes."""
+
+    def drop_pages(self) -> None:
+        """Give back the memory of what was read from mapped files; what was handed out stays readable."""
+
+
+def full_inventory(family: ModelFamily, checkpoint: Checkpoint) -> dict[str, Shape]:
+    """Every parameter the family knows of: the text model's, and those of each companion the checkpoint has."""
+    found = {name: tuple(shape) for name, shape in family.inventory(checkpoint.config).items()}
+    for component in checkpoint.companions:
+        if component in family.companions:
+            companion = family.companions[component](checkpoint.config)
+            found |= {name: tuple(shape) for name, shape in companion.items()}
+    return found
 
 
 class UnknownFormat(ArtifactError):

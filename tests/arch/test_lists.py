@@ -99,3 +99,19 @@ def test_a_change_fragment_has_a_kind_and_a_text(path):
         return
     assert re.fullmatch(r"[\w-]+\.(added|changed|fixed|removed)\.md", path.name)
     assert path.read_text(encoding="utf-8").strip()
+
+
+DOCUMENTED = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/ninfer_*/document.py"))
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_the_page_of_a_protocol_is_what_its_bodies_say(module):
+    import importlib
+
+    from ninfer_core import field_text
+
+    made = field_text.document(importlib.import_module(f"{module}.document").DOCUMENT)
+    page = f"docs/protocols/{module.removeprefix('ninfer_')}.md"
+    assert read(page) == made, "run `make docs`"
+    # unwrapped prose is fine in a made page, but no cell may break its table
+    assert all(line.count("|") - line.count("\\|") in (0, 3, 5) for line in made.splitlines())

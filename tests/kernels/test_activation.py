@@ -49,3 +49,15 @@ def test_nan_and_infinity_go_through(route):
     out = activation.swiglu(gate_up)[0]
     assert out.isnan().tolist() == [True, True, False]
     assert out[2] == float("inf")
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@pytest.mark.parametrize("gate_width", [1, 24])
+def test_the_sigmoid_gate_equals_its_definition_per_element_and_per_token(gate_width, dtype):
+    g = torch.Generator().manual_seed(4)
+    x, gate = torch.randn(7, 24, generator=g).to(dtype), (torch.randn(7, gate_width, generator=g) * 5).to(dtype)
+    out = activation.sigmoid_gate(x, gate)
+    assert out.dtype == dtype
+    expected = (x.double() / (1 + (-gate.double()).exp())).to(dtype)
+    torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=1e-6)
+    torch.testing.assert_close(activation.reference.sigmoid_gate(x, gate), expected, rtol=TOLERANCE[dtype], atol=1e-6)

@@ -54,3 +54,30 @@ def test_a_row_has_the_same_bits_in_any_company():
 
 def test_no_rows_give_no_rows():
     assert norm.rms_norm(torch.empty(0, 32), torch.ones(32), 1e-6).shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+def test_every_head_is_normed_with_its_own_weight(dtype):
+    g = torch.Generator().manual_seed(2)
+    stack = (torch.randn(9, 5, 16, generator=g) * 10).to(dtype)
+    x, weight = stack[:, 1:4], torch.randn(3, 16, generator=g)
+    out = norm.head_rms_norm(x, weight, 1e-6)
+    assert out.dtype == dtype
+    for h in range(3):
+        expected = norm.reference.rms_norm(x[:, h], weight[h], 1e-6)
+        torch.testing.assert_close(out[:, h], expected, rtol=TOLERANCE[dtype], atol=1e-6)
+        torch.testing.assert_close(norm.reference.head_rms_norm(x, weight, 1e-6)[:, h], expected)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shape", [(1, 3, 8), (7, 2, 128), (65, 1, 33)], ids=str)
+def test_the_gated_norm_equals_its_definition_and_rounds_once(shape, dtype):
+    g = torch.Generator().manual_seed(3)
+    x, gate = torch.randn(shape, generator=g) * 5, (torch.randn(shape, generator=g) * 4).to(dtype)
+    weight = torch.randn(shape[-1], generator=g)
+    out = norm.gated_rms_norm(x, gate, weight, 1e-6)
+    assert out.dtype == dtype
+    wide = gate.double()
+    expected = norm.reference.rms_norm(x, weight, 1e-6).double() * wide / (1 + (-wide).exp())
+    torch.testing.assert_close(out, expected.to(dtype), rtol=1e-5 if dtype is torch.float32 else 8e-3, atol=1e-6)
+    torch.testing.assert_close(norm.reference.gated_rms_norm(x, gate, weight, 1e-6), out, rtol=8e-3, atol=1e-6)

@@ -61,7 +61,7 @@ Open = Callable[..., Site]
 
 @pytest.fixture(scope="session")
 def plugins() -> Any:
-    return compose(["openai", "llamacpp"])
+    return compose(["openai", "anthropic", "llamacpp"])
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def wire() -> Callable[..., Wire]:
 @functools.cache
 def scripted_plugins() -> Any:
     """Immutable, so every server may share them."""
-    return compose(["scripted", "kv_bf16", "openai", "llamacpp"])
+    return compose(["scripted", "kv_bf16", "openai", "anthropic", "llamacpp"])
 
 
 class Scripted:

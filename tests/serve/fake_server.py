@@ -1,18 +1,21 @@
 """A server process on an engine that only says "x", for the tests of start and stop: one JSON argument.
 
-``load_seconds`` the load takes, ``pause_seconds`` between two events, ``fail_after`` an engine-wide failure. Written
-out here because the package of fakes imports torch, which takes longer than all these tests.
+``load_seconds`` the load takes, ``load_until`` names a file it waits for, ``pause_seconds`` pass between two events,
+``fail_after`` an engine-wide failure. Written out here because the package of fakes imports torch, which takes longer
+than all these tests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import structlog
 
 from ninfer_core import logs
 from ninfer_core.api import ApiError, Delta, Event, ModelInfo, OptionValues, Result, Started, StartupError, Timings
@@ -20,6 +23,7 @@ from ninfer_core.cli.main import guarded
 from ninfer_core.plugins import load as load_plugins
 from ninfer_core.serve.run import serve
 
+log = structlog.get_logger()
 INFO = ModelInfo(
     id="fake",
     path="fake.ninfer",
@@ -64,6 +68,7 @@ class Engine:
         return True
 
     async def chat(self, job: Any) -> Generation:
+        log.info("asked")
         return Generation(self)
 
     complete = chat
@@ -112,7 +117,8 @@ def main(settings: dict[str, Any]) -> int:
     def load(progress: Any) -> Any:
         progress.stage("loading weights")
         until = time.monotonic() + settings.get("load_seconds", 0)
-        while time.monotonic() < until:
+        awaited = settings.get("load_until")
+        while time.monotonic() < until or not (awaited is None or os.path.exists(awaited)):
             progress.advance(1, 2)
             time.sleep(0.01)
         if settings.get("broken"):

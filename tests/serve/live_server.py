@@ -28,9 +28,9 @@ LIVES = re.compile(
 )
 
 
-def eventually(claim: Callable[[], Any], what: str) -> None:
+def eventually(claim: Callable[[], Any], what: str, seconds: float = SECONDS) -> None:
     """Wait for ``claim``; an AssertionError says ``what`` never came true."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while not claim():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.002)
@@ -53,12 +53,21 @@ class Hold:
 class Live:
     """``serve.run.Server`` without a process around it; its signal handlers are kept here, to be called."""
 
-    def __init__(self, script: dict[str, Any], folder: Path, *flags: str, port: int = 0, send_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        script: dict[str, Any],
+        folder: Path,
+        *flags: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        send_bytes: int = 0,
+    ) -> None:
         file = folder / "script.json"
         file.write_bytes(msgspec.json.encode(script))
         plugins = compose(["scripted", "kv_bf16", "openai", "llamacpp"])
         (model,), values = options.parse([f"scripted:{file}", *flags], plugins, "serve")
-        self._sock = listen("127.0.0.1", port)
+        self.host = host
+        self._sock = listen(host, port)
         if send_bytes:
             # accepted connections inherit it: a reader that stops is felt after this much
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
@@ -83,6 +92,10 @@ class Live:
         """As if the process had got one."""
         self._loop.call_soon_threadsafe(self._handlers[signal.SIGTERM])
 
+    def press(self) -> None:
+        """As if somebody had pressed Ctrl+C."""
+        self._loop.call_soon_threadsafe(self._handlers[signal.SIGINT])
+
     def stop(self) -> int | None:
         """The exit status."""
         if self._thread.is_alive():
@@ -97,7 +110,7 @@ class Live:
         if receive_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.settimeout(SECONDS)
-        sock.connect(("127.0.0.1", self.port))
+        sock.connect((self.host, self.port))
         data = msgspec.json.encode(body)
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
         sock.sendall(head.encode() + data)

@@ -102,6 +102,7 @@ ROUTES = {
     "/v1/chat/completions": (CHAT_FIELDS, {"messages": [{"role": "user", "content": "hi"}]}),
     "/apply-template": (CHAT_FIELDS, {"messages": [{"role": "user", "content": "hi"}]}),
     "/completion": (RAW_FIELDS, {"prompt": "hi"}),
+    "/v1/completions": ([*RAW_FIELDS, "echo", "suffix", "n", "best_of", "logprobs"], {"prompt": "hi"}),
     "/tokenize": (["content", "parse_special", "add_special", "with_pieces", "model"], {"content": "hi"}),
     "/detokenize": (["tokens", "model"], {"tokens": [1]}),
 }

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from ninfer_core.api.http import decode
+from ninfer_core.api.http import decode, decode_now
 from ninfer_core.errors import ApiError
 
 
@@ -45,11 +45,13 @@ def refused(body: bytes) -> ApiError:
         (b"hello", "The request body is not valid JSON at byte 0."),
         (b"{" + GOOD + b"} x", "The request body is not valid JSON at byte 29."),
         (b'{"heat":NaN}', "The request body is not valid JSON at byte 8."),
-        (b'{"turns":[', "The request body is not valid JSON: it ends early or holds half a surrogate pair."),
+        (b'{"turns":[', "The request body is not valid JSON: it ends early."),
         (
             b'{"turns":[{"role":"\\ud800"}]}',
-            "The request body is not valid JSON: it ends early or holds half a surrogate pair.",
+            "The request body is not valid JSON at byte 19: half a surrogate pair is not text.",
         ),
+        (b'{"skipped":"\xff",' + GOOD + b"}", "The request body is not valid UTF-8."),
+        (b"\xef\xbb\xbf{}", "The request body is not valid JSON at byte 0."),
         (b'{"turns":[{"role":"\xff"}]}', "The request body is not valid UTF-8."),
         (b'{"x":' + b"[" * 100_000, "The request body is nested too deeply."),
     ],
@@ -116,6 +118,35 @@ def test_what_is_not_json(body, message):
 def test_what_is_json_of_the_wrong_shape(body, code, param, message):
     error = refused(body)
     assert (error.code, error.param, error.message) == (code, param, message)
+
+
+@pytest.mark.parametrize("size", [0, 300_000], ids=["small", "on-a-thread"])
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{" + GOOD + b',"heat":1,"heat":1}', "duplicate_member", "heat"),
+        (b'{"turns":[{"role":"a"},{"role":"a","role":"b"}]}', "duplicate_member", "turns[1].role"),
+        (b"{" + GOOD + b',"skipped":{"a":{"b":1,"b":2}}}', "duplicate_member", "skipped.a.b"),
+        (b"{" + GOOD + b',"skipped":1e999}', "invalid_value", "skipped"),
+        (b"{" + GOOD + b',"skipped":[' + b"9" * 5000 + b"]}", "invalid_value", "skipped[0]"),
+    ],
+    ids=["top-level", "in-a-message", "where-nobody-reads", "infinite-number", "5000-digits"],
+)
+def test_what_the_decoder_does_not_see_is_refused_too(body, code, param, size):
+    error = refused(b" " * size + body)
+    assert (error.code, error.param) == (code, param)
+
+
+def test_a_part_of_a_body_is_named_by_its_place():
+    with pytest.raises(ApiError) as caught:
+        decode_now(b'{"role":7}', msgspec.json.Decoder(Turn), place="turns[3]")
+    assert (caught.value.param, caught.value.message) == (
+        "turns[3].role",
+        "'turns[3].role' must be a string, but is 7.",
+    )
+    with pytest.raises(ApiError) as caught:
+        decode_now(b'{"role":', msgspec.json.Decoder(Turn), place="turns[3]")
+    assert (caught.value.code, caught.value.param) == ("invalid_json", "turns[3]")
 
 
 def test_a_long_value_is_cut_and_a_huge_body_is_not_quoted():

@@ -1,4 +1,4 @@
-"""``--cors``. llama.cpp 6544, vllm PR 4862, sonar 434."""
+"""``--cors``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def answers(site):
 STATUSES = [200, 200, 400, 404, 405, 204, 401, 403]
 
 
-def test_every_answer_may_be_read_by_any_page(serve):
+@pytest.mark.parametrize("thread", ["vllm-pr-4862"])
+def test_every_answer_may_be_read_by_any_page(serve, thread):
     got = list(answers(serve(cors=True, api_key="k")))
     assert [answer.status_code for answer in got] == STATUSES
     for answer in got:
@@ -43,7 +44,7 @@ def test_without_the_flag_no_answer_says_anything_of_it(serve):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/health", "/v1/v1/models", "/nope"])
-@pytest.mark.parametrize("key", [None, "k"], ids=["open", "key"])
+@pytest.mark.parametrize("key", [pytest.param(None, id="llama.cpp-6544-open"), pytest.param("k", id="sonar-434-key")])
 def test_a_preflight_is_204_on_every_route_without_a_key(serve, path, key):
     answer = serve(cors=True, api_key=key).get("OPTIONS", path, headers=PREFLIGHT)
     assert (answer.status_code, answer.content) == (204, b"")
@@ -58,11 +59,17 @@ def allowed(serve, asked):
     return site.get("OPTIONS", "/v1/models", headers=headers).headers["access-control-allow-headers"].split(", ")
 
 
-def test_requested_headers_are_allowed_on_top_of_the_fixed_ones(serve):
+@pytest.mark.parametrize(
+    ("asked", "more"),
+    [
+        pytest.param(["X-Conversation-Id,content-type"], ["x-conversation-id"], id="flexllama-pr-30"),
+        pytest.param(["a, b", " c"], ["a", "b", "c"], id="several"),
+    ],
+)
+def test_requested_headers_are_allowed_on_top_of_the_fixed_ones(serve, asked, more):
     fixed = allowed(serve, [])
     assert {"authorization", "x-api-key", "content-type"} <= set(fixed)
-    assert allowed(serve, ["X-Conversation-Id,content-type"]) == [*fixed, "x-conversation-id"]
-    assert allowed(serve, ["a, b", " c"]) == [*fixed, "a", "b", "c"]
+    assert allowed(serve, asked) == [*fixed, *more]
 
 
 def test_what_is_no_header_name_is_not_echoed(serve):

@@ -61,6 +61,7 @@ def test_connections_that_were_accepted_probe_their_peer():
     carried(None, work)
 
 
+@pytest.mark.contract("http.dead-peers")
 def test_a_dead_peer_is_noticed_within_about_twenty_seconds():
     """Silent: by the probes. Streaming: by the first heartbeat that stays unacknowledged."""
     assert bind.IDLE_SECONDS + bind.PROBES * bind.PROBE_SECONDS <= 20

@@ -15,7 +15,7 @@ from ninfer_core.testing import FakeEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 RAW = {"prompt": "hi"}
-ROUTES = [("/v1/chat/completions", CHAT), ("/completion", RAW)]
+ROUTES = [("/v1/chat/completions", CHAT), ("/completion", RAW), ("/v1/completions", RAW)]
 
 
 async def exchange(site, line, leave_after: float | None = None):
@@ -70,7 +70,8 @@ def test_a_client_that_leaves_while_uploading_starts_nothing(serve, wire):
     assert (site.engine.jobs, line.sent) == ([], [])
 
 
-@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize(("path", "body"), ROUTES, ids=["codex-31539", "floway-498", "jcode-976"])
+@pytest.mark.contract("http.keep-alive")
 def test_silence_is_filled_with_comments_and_they_change_nothing(serve, wire, monkeypatch, path, body):
     async def run(pause):
         line = wire(path=path, body=msgspec.json.encode({**body, "stream": True}))

@@ -9,6 +9,7 @@ import pytest
 
 from ninfer_core.api import Frontend, HttpRequest, HttpResponse, Route
 from ninfer_core.serve.app import App
+from ninfer_core.serve.bodies import BodyRoom
 from ninfer_core.serve.door import Door, single_v1
 from ninfer_core.serve.site import Site
 from ninfer_core.serve.state import ServerState
@@ -27,10 +28,13 @@ def error(response):
     return body["error"]
 
 
+@pytest.mark.contract("ready.503")
 @pytest.mark.parametrize(
     "path", ["/health", "/v1/models", "/v1/chat/completions", "/completion", "/nope", "/v1/v1/models"]
 )
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
+@pytest.mark.parametrize(
+    "method", [pytest.param(method, id=f"omlx-1884-{method}") for method in ("GET", "POST", "OPTIONS", "DELETE")]
+)
 def test_every_route_answers_503_while_the_model_loads(serve, method, path):
     response = serve(loading=True).get(method, path, b"not even json" if method == "POST" else None)
     assert response.status_code == 503
@@ -45,7 +49,11 @@ def test_head_is_answered_503_without_a_body_while_loading(serve):
     assert (response.status_code, response.content) == (503, b"")
 
 
-@pytest.mark.parametrize("phase", ["stopping", "failed"])
+@pytest.mark.contract("stop.refuses", "ready.unhealthy")
+@pytest.mark.parametrize(
+    "phase",
+    [pytest.param("stopping", id="llama.cpp-14092-stopping"), pytest.param("failed", id="gpustack-6203-failed")],
+)
 def test_a_server_that_stops_or_has_failed_refuses_everything(serve, phase):
     site = serve()
     site.state.phase = phase
@@ -60,6 +68,7 @@ def test_health_names_the_build(serve):
     assert serve().get("GET", "/health").json() == {"status": "ok", "version": "1.2.3+test"}
 
 
+@pytest.mark.contract("http.index")
 def test_the_index_lists_every_route_with_a_summary(serve):
     index = serve().get("GET", "/v1").json()
     assert index["models"] == ["fake"]
@@ -79,6 +88,7 @@ def test_the_index_lists_every_route_with_a_summary(serve):
         ("POST", "/v1/chat/completions/", 404),
     ],
 )
+@pytest.mark.contract("http.request-id")
 def test_every_answer_carries_version_and_a_fresh_request_id(serve, method, path, status):
     site = serve()
     ids = set()
@@ -93,6 +103,7 @@ def test_every_answer_carries_version_and_a_fresh_request_id(serve, method, path
 @pytest.mark.parametrize(
     "path",
     ["/nope", "/v1/nope", "/v1/models/", "/v1//models", "//v1/models", "/v1/v1/v1/models", "/tokenize/x", "/", ""],
+    ids=lambda path: f"framework-defaults-{path}",
 )
 def test_an_unknown_route_is_404_in_the_envelope(serve, path):
     response = serve().get("GET", path)
@@ -133,6 +144,7 @@ def test_head_answers_where_get_does(serve, path):
     assert head.headers["content-length"] == get.headers["content-length"]
 
 
+@pytest.mark.contract("http.double-v1")
 def test_a_doubled_prefix_is_the_same_route(serve):
     site = serve()
     assert site.get("GET", "/v1/v1/models").content == site.get("GET", "/v1/models").content
@@ -141,6 +153,7 @@ def test_a_doubled_prefix_is_the_same_route(serve):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion", "/tokenize"])
+@pytest.mark.contract("media.too-large")
 def test_a_body_over_the_limit_is_413(serve, path):
     response = serve(max_request_mib=1).get("POST", path, b" " * ((1 << 20) + 1))
     assert response.status_code == 413
@@ -192,7 +205,7 @@ def broken_site(handler=None, envelope=None):
     )
     site = Site([("broken", frontend)])
     state = ServerState(phase="ready")
-    return Door(App(site, state, max_request_mib=1), site, state, "v")
+    return Door(App(site, state, BodyRoom(limit_mib=1)), site, state, "v")
 
 
 def test_a_frontend_answers_for_its_prefix_in_its_own_words(wire):
@@ -210,6 +223,7 @@ def test_a_frontend_answers_for_its_prefix_in_its_own_words(wire):
     assert asyncio.run(run()) == [(404, True, False), (404, True, False), (405, True, False), (404, False, True)]
 
 
+@pytest.mark.contract("chat.errors.internal")
 def test_an_exception_in_a_handler_is_a_500_that_tells_nothing(wire):
     import asyncio
 

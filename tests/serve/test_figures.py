@@ -127,6 +127,7 @@ LOAD = {
 }
 
 
+@pytest.mark.contract("load.shape")
 def test_the_load_report_has_the_members_of_the_contract_in_order():
     body = ask("/v1/load", engine(snapshot())).json()
     assert body == LOAD
@@ -143,6 +144,7 @@ def test_the_load_report_answers_under_a_doubled_prefix_and_to_head(path):
     assert (head.status_code, head.content) == (200, b"")
 
 
+@pytest.mark.contract("stats.shape")
 def test_stats_are_the_load_report_with_the_peak_and_all_counters(noon):
     body = ask("/stats", engine(snapshot())).json()
     expected = {**LOAD, "object": "ninfer.stats", "requests": {**LOAD["requests"], "peak_admitted": 11}}
@@ -227,6 +229,7 @@ def test_the_context_cache_of_stats_says_what_is_true_without_one():
     assert len(cache["pressure"]) == 12
 
 
+@pytest.mark.contract("metrics.ratios")
 def test_ratios_without_a_denominator_are_null_in_stats_and_zero_in_metrics():
     idle = engine(EMPTY)
     idle.uptime_seconds = 0.0
@@ -278,6 +281,7 @@ def parse(text: str) -> dict[str, float]:
     return samples
 
 
+@pytest.mark.contract("ready.counted", "metrics.text")
 def test_metrics_are_strict_prometheus_text_with_every_value_in_its_place():
     response = ask("/metrics", engine(snapshot()))
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -331,6 +335,7 @@ def test_a_metric_value_has_seventeen_digits_and_is_finite(value, text):
     assert number(value) == text
 
 
+@pytest.mark.contract("load.gauges")
 @pytest.mark.parametrize("path", PATHS)
 def test_an_answer_is_made_from_one_snapshot(path):
     """A second look would find the engine one boundary further, and mix two of them."""
@@ -344,11 +349,13 @@ def without_clock(text: str) -> str:
     return re.sub(r'"wait_seconds":[^}]+', "", text)
 
 
+@pytest.mark.contract("load.key")
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), *((path, 401) for path in PATHS)])
 def test_the_figures_need_the_key_on_the_stats_port_too(path, status):
     assert ask(path, engine(snapshot()), api_key="secret").status_code == status
 
 
+@pytest.mark.contract("load.loading")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 def test_while_the_model_loads_there_are_no_figures(serve, path, method):
@@ -356,6 +363,7 @@ def test_while_the_model_loads_there_are_no_figures(serve, path, method):
     assert (response.status_code, response.headers["retry-after"]) == (503, "2")
 
 
+@pytest.mark.contract("metrics.text")
 def test_the_page_on_figures_lists_every_series_and_no_other():
     page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([a-z]+:\w+?)(?:\{\w+\})?` \| (counter|gauge) \|", page, re.MULTILINE)

@@ -48,6 +48,7 @@ def check_gauges(stats: Any) -> None:
     assert len(stats["queue"]["entries"]) <= stats["queue"]["depth"] == stats["scheduler"]["waiting"]
 
 
+@pytest.mark.contract("load.counters", "metrics.live")
 def test_counters_only_grow_while_requests_run_and_end_at_what_the_answers_say(scripted):
     async def poll(client: httpx.AsyncClient, running: asyncio.Future[Any]) -> int:
         before: dict[str, float] = {}
@@ -78,6 +79,7 @@ def test_counters_only_grow_while_requests_run_and_end_at_what_the_answers_say(s
         assert server.engine.capacity.peak == 4
 
 
+@pytest.mark.contract("load.uptime")
 def test_nothing_counts_before_the_engine_is_ready(scripted):
     """The warm-up runs a whole request through the engine; it is nobody's."""
     with scripted(SCRIPT, *FLAGS) as server:
@@ -87,6 +89,7 @@ def test_nothing_counts_before_the_engine_is_ready(scripted):
         assert spent["program_submit"] == spent["program_post"] == snapshot.host.device_wait == 0
 
 
+@pytest.mark.contract("load.never-waits", "stats.fresh")
 def test_figures_are_told_while_the_engine_is_inside_a_unit(scripted):
     entered, leave = threading.Event(), threading.Event()
 
@@ -117,6 +120,7 @@ def test_figures_are_told_while_the_engine_is_inside_a_unit(scripted):
             leave.set()
 
 
+@pytest.mark.contract("stats.queue")
 def test_the_queue_is_listed_in_order_with_its_waiting_times(scripted):
     async def scenario(server: Any) -> Any:
         async with server.client() as client:
@@ -147,6 +151,7 @@ def metric(server: Any, name: str) -> float:
     return float(lines[name])
 
 
+@pytest.mark.contract("metrics.rejected")
 def test_each_request_refused_before_it_is_accepted_counts_once_as_rejected(scripted):
     """Overload, an oversized and an invalid prompt; not a body that is no request at all."""
     with scripted(SCRIPT, "--max-concurrency", "1", *FLAGS) as server:
@@ -169,6 +174,7 @@ def test_each_request_refused_before_it_is_accepted_counts_once_as_rejected(scri
         assert metric(server, "ninfer:requests_total") == 1
 
 
+@pytest.mark.contract("metrics.rejected")
 def test_a_prompt_the_template_refuses_counts_as_rejected_and_a_cancelled_one_does_not(scripted):
     async def refused(engine: Any) -> None:
         with pytest.raises(ApiError):

@@ -59,13 +59,16 @@ def ports(process: Any) -> tuple[str, str]:
     )
 
 
-def test_it_serves_four_routes_under_the_rules_of_the_main_port_and_closes_with_it():
-    with server(stats_port=0, load_seconds=1.0) as process:
+@pytest.mark.contract("stats.port")
+def test_it_serves_four_routes_under_the_rules_of_the_main_port_and_closes_with_it(tmp_path):
+    loaded = tmp_path / "loaded"
+    with server(stats_port=0, load_until=str(loaded)) as process:
         main, stats = ports(process)
         for base in (main, stats):
             early = httpx.get(f"{base}/health")
             assert (early.status_code, early.headers["retry-after"]) == (503, "2")
             assert early.json()["error"]["code"] == "model_loading"
+        loaded.touch()
         process.said("Press Ctrl.C twice to stop")
         health = httpx.get(f"{stats}/health")
         assert health.json() == httpx.get(f"{main}/health").json()

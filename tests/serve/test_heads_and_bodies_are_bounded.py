@@ -63,6 +63,17 @@ def test_a_head_that_does_not_come_is_given_up(tmp_path, monkeypatch):
     live.stop()
 
 
+@pytest.mark.contract("run.open-connections")
+def test_connections_that_are_merely_open_hold_nobody_up(live):
+    """Client pools keep idle sockets; more of them than there are places for requests."""
+    idle = [connected(live) for _ in range(100)]
+    assert b'"Hello."' in live.answer("/completion", {"prompt": "x"})
+    for sock in idle:
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert sock.recv(15) == b"HTTP/1.1 200 OK"
+        sock.close()
+
+
 def test_a_body_that_stops_coming_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "SILENCE_SECONDS", 0.2)
     live = Live(SCRIPT, tmp_path)
@@ -74,6 +85,7 @@ def test_a_body_that_stops_coming_is_given_up(tmp_path, monkeypatch):
     live.stop()
 
 
+@pytest.mark.contract("stop.refuses")
 def test_a_stop_answers_a_request_whose_body_is_still_coming(live):
     with connected(live) as sock:
         sock.sendall(b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{")

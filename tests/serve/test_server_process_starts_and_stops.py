@@ -28,10 +28,17 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 class Process:
     """One server; its stderr is a pipe, or a terminal of its own."""
 
-    def __init__(self, terminal: bool, settings: dict[str, Any]) -> None:
+    def __init__(self, terminal: bool, nohup: bool, settings: dict[str, Any]) -> None:
         self.read_end, write_end = pty.openpty() if terminal else os.pipe()
         command = [sys.executable, str(SCRIPT), msgspec.json.encode({"port": 0, **settings}).decode()]
-        self.process = subprocess.Popen(command, stderr=write_end, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command,
+            stderr=write_end,
+            stdout=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            # whatever the tests themselves were started with
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL),  # noqa: PLW1509
+        )
         os.close(write_end)
         os.set_blocking(self.read_end, False)
         self.seen = ""
@@ -78,8 +85,8 @@ Start = Callable[..., Process]
 def start() -> Iterator[Start]:
     running: list[Process] = []
 
-    def run(*, terminal: bool = False, **settings: Any) -> Process:
-        running.append(Process(terminal, settings))
+    def run(*, terminal: bool = False, nohup: bool = False, **settings: Any) -> Process:
+        running.append(Process(terminal, nohup, settings))
         return running[-1]
 
     yield run
@@ -90,11 +97,14 @@ def start() -> Iterator[Start]:
         os.close(server.read_end)
 
 
-def test_it_answers_503_while_it_loads_and_200_afterwards(start):
-    server = start(load_seconds=1.0)
+@pytest.mark.contract("ready.503")
+def test_it_answers_503_while_it_loads_and_200_afterwards(start, tmp_path):
+    loaded = tmp_path / "loaded"
+    server = start(load_until=str(loaded))
     base = server.base
     early = httpx.get(f"{base}/health")
     assert (early.status_code, early.headers["retry-after"]) == (503, "2")
+    loaded.touch()
     server.ready()
     assert httpx.get(f"{base}/health").json()["status"] == "ok"
     assert f"{base}/v1" in server.read()
@@ -109,6 +119,7 @@ def test_a_load_that_fails_is_one_line_and_status_1(start):
     assert server.seen.splitlines()[-1] == "ninfer: model.gguf: not a GGUF file"
 
 
+@pytest.mark.contract("ready.bind")
 def test_a_port_in_use_is_told_at_once_and_names_the_way_out(start):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -121,6 +132,7 @@ def test_a_port_in_use_is_told_at_once_and_names_the_way_out(start):
         assert "is in use" in server.seen
 
 
+@pytest.mark.contract("ready.time-wait")
 def test_a_port_in_time_wait_can_be_bound_again():
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
@@ -154,6 +166,7 @@ def test_accepted_connections_notice_a_dead_peer():
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
 
 
+@pytest.mark.contract("stop.at-once", "stop.logged")
 def test_sigterm_ends_streams_with_an_error_event_and_exits_0(start):
     server = start(pause_seconds=0.02)
     base = server.ready()
@@ -167,14 +180,28 @@ def test_sigterm_ends_streams_with_an_error_event_and_exits_0(start):
     assert "server stopped" in server.seen
 
 
+@pytest.mark.contract("stop.at-once")
+def test_a_terminal_that_is_closed_stops_the_server_unless_hangups_are_ignored(start):
+    closed, kept = start(pause_seconds=0.02), start(nohup=True)
+    base, other = closed.ready(), kept.ready()
+    with httpx.stream("POST", f"{base}/v1/chat/completions", json={**CHAT, "stream": True}, timeout=20) as response:
+        lines = response.iter_lines()
+        assert "assistant" in next(lines)
+        for server in (closed, kept):
+            server.signal(signal.SIGHUP)
+        rest = [line for line in lines if line]
+    assert '"code":"service_unavailable"' in rest[-1]
+    assert closed.ends() == 0
+    assert httpx.get(f"{other}/health").status_code == 200
+
+
+@pytest.mark.contract("stop.requests")
 def test_sigterm_ends_an_aggregate_with_503(start):
     server = start(pause_seconds=0.05)
     base = server.ready()
     command = [sys.executable, "-c", AGGREGATE, base]
     client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert client.stdout is not None
-    assert client.stdout.readline() == "sending\n"
-    time.sleep(0.3)
+    server.until("asked")
     server.signal(signal.SIGTERM)
     assert client.communicate(timeout=20)[0].split() == ["503", "service_unavailable"]
     assert server.ends() == 0
@@ -182,12 +209,12 @@ def test_sigterm_ends_an_aggregate_with_503(start):
 
 AGGREGATE = """
 import httpx, sys
-print("sending", flush=True)
 r = httpx.post(sys.argv[1] + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]}, timeout=20)
 print(r.status_code, r.json()["error"]["code"])
 """
 
 
+@pytest.mark.contract("stop.warning", "stop.confirmed")
 def test_one_ctrl_c_only_warns_and_the_second_stops(start):
     server = start()
     base = server.ready()
@@ -199,6 +226,7 @@ def test_one_ctrl_c_only_warns_and_the_second_stops(start):
     assert "server stopped" in server.seen
 
 
+@pytest.mark.contract("stop.asks")
 def test_on_a_terminal_the_prompt_is_a_line_that_goes_away(start):
     server = start(terminal=True, load_seconds=0.5)
     server.ready()
@@ -209,6 +237,7 @@ def test_on_a_terminal_the_prompt_is_a_line_that_goes_away(start):
     assert server.ends() == 0
 
 
+@pytest.mark.contract("stop.abandoned")
 def test_a_further_ctrl_c_cuts_the_stop_short(start):
     server = start(pause_seconds=30)
     base = server.ready()
@@ -218,13 +247,14 @@ def test_a_further_ctrl_c_cuts_the_stop_short(start):
     ).ljust(30)
     with socket.create_connection(("127.0.0.1", int(base.rsplit(":", 1)[1]))) as client:
         client.sendall(request)
-        time.sleep(0.3)
+        server.until("asked")
         server.signal(signal.SIGTERM)
         server.until("stopping")
         server.signal(signal.SIGINT)
         assert server.ends(3) == 130
 
 
+@pytest.mark.contract("stop.startup")
 def test_one_ctrl_c_ends_a_start_at_once(start):
     server = start(load_seconds=60)
     server.until("loading weights")
@@ -234,6 +264,7 @@ def test_one_ctrl_c_ends_a_start_at_once(start):
     assert time.monotonic() - began < 3
 
 
+@pytest.mark.contract("stop.failure")
 def test_an_engine_failure_ends_the_process_with_status_2(start):
     server = start(fail_after=0.3)
     server.ready()

@@ -45,6 +45,7 @@ def records(choice: Any) -> list[Any]:
     return choice["logprobs"]["content"]
 
 
+@pytest.mark.contract("logprobs.channel")
 def test_reasoning_and_the_stop_token_have_no_record(server):
     choice = chat(server, "ponder", logprobs=True)
     assert choice["message"]["reasoning_content"] == "a very long thought indeed"
@@ -53,9 +54,9 @@ def test_reasoning_and_the_stop_token_have_no_record(server):
     assert chat(server, "ponder")["logprobs"] is None
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["aggregate", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["mlx-vlm-pr-1076-aggregate", "mlx-vlm-pr-1076-stream"])
+@pytest.mark.contract("logprobs.record", "logprobs.travel")
 def test_a_character_cut_in_two_has_exact_bytes(server, stream):
-    """mlx-vlm PR 1076, ik_llama 780, llama.cpp PR 28926."""
     made = chat(server, "smile", logprobs=True, enable_thinking=False, stream=stream)
     found = [record for choice in (made if stream else [made]) if choice["logprobs"] for record in records(choice)]
     assert [(record["token"], record["bytes"]) for record in found] == [
@@ -69,6 +70,7 @@ def test_a_character_cut_in_two_has_exact_bytes(server, stream):
         assert list(text) == ["\U0001f600!", "\ufffd"]
 
 
+@pytest.mark.contract("logprobs.stops")
 def test_a_stop_string_drops_the_records_of_what_it_cuts(server):
     choice = chat(server, "stop", logprobs=True, enable_thinking=False, stop="STOPPED")
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello ", "stop")
@@ -82,26 +84,30 @@ def test_a_token_without_text_is_reported_before_the_finish(server):
     assert (finish["logprobs"], finish["finish_reason"]) == (None, "stop")
 
 
-def test_log_probabilities_describe_the_distribution_before_truncation(server):
-    """sglang 5984: as many rivals as asked for, likeliest first, every number finite."""
-    asked = {"logprobs": True, "top_logprobs": 20, "enable_thinking": False, "top_k": 1, "top_p": 0.1, "seed": 1}
+@pytest.mark.parametrize("count", [pytest.param(20, id="sglang-5984")])
+@pytest.mark.contract("logprobs.values", "logprobs.truncation")
+def test_log_probabilities_describe_the_distribution_before_truncation(server, count):
+    """As many rivals as asked for, likeliest first, every number finite."""
+    asked = {"logprobs": True, "top_logprobs": count, "enable_thinking": False, "top_k": 1, "top_p": 0.1, "seed": 1}
     for record in records(chat(server, "even", **asked)):
         values = [rival["logprob"] for rival in record["top_logprobs"]]
-        assert len(values) == 20 and values == sorted(values, reverse=True)
+        assert len(values) == count and values == sorted(values, reverse=True)
         assert all(map(math.isfinite, [record["logprob"], *values]))
         # three even tokens share nearly all of it, or four where the script says another one
         assert record["logprob"] == pytest.approx(-math.log(sum(value > -5 for value in values)), abs=1e-4)
 
 
-@pytest.mark.parametrize("temperature", [1e-38, 1e-45, 1e-300], ids=str)
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(value, id=f"mlx-omni-server-pr-56-{value}") for value in (1e-38, 1e-45, 1e-300)]
+)
 def test_a_vanishing_temperature_leaves_every_number_finite(server, temperature):
-    """madroidmaq/mlx-omni-server PR 56."""
     asked = {"logprobs": True, "top_logprobs": 3, "enable_thinking": False, "temperature": temperature}
     for record in records(chat(server, "hi", **asked)):
         assert all(isinstance(one["logprob"], float) for one in (record, *record["top_logprobs"]))
 
 
 @pytest.mark.parametrize("budget", [1, 4, 11])
+@pytest.mark.contract("chat.budget.close")
 def test_a_spent_budget_closes_the_reasoning_in_the_reasoning_channel(server, budget):
     choice = chat(server, "ponder", thinking_budget=budget)
     thought = "a very long thought indeed"[:budget]
@@ -116,6 +122,7 @@ def test_a_budget_no_output_can_reach_changes_nothing(server):
     assert chat(server, "ponder", thinking_budget=1 << 70) == chat(server, "ponder")
 
 
+@pytest.mark.contract("chat.budget.counts", "chat.budget.window")
 def test_inserted_tokens_count_against_the_output_limit(server):
     """The budget shrinks to what leaves room for the close and one token."""
     limit = CLOSE_TOKENS + 3
@@ -124,6 +131,7 @@ def test_inserted_tokens_count_against_the_output_limit(server):
     assert choice["message"]["reasoning_content"].startswith("a \n\nTime")
 
 
+@pytest.mark.contract("chat.budget.silent", "post.never")
 def test_a_request_that_does_not_think_ignores_budget_and_answer_sampler(server):
     controls = {"thinking_budget": 1, "post_thinking": {"temperature": 0, "seed": 3}}
     asked = {"enable_thinking": False, "logprobs": True, "top_logprobs": 3, "seed": 4}
@@ -133,6 +141,7 @@ def test_a_request_that_does_not_think_ignores_budget_and_answer_sampler(server)
 @pytest.mark.parametrize(
     ("post", "temperature"), [(None, 1.0), ({}, 0.2), ({"top_k": 5}, 0.2), ({"temperature": 0.5}, 0.5)], ids=str
 )
+@pytest.mark.contract("chat.post-thinking")
 def test_the_answers_sampler_is_seen_in_its_log_probabilities(server, post, temperature):
     """The logits of the answer's last token are 20 and 0, so a temperature can be read off the difference."""
     choice = chat(server, "ponder", logprobs=True, top_logprobs=2, post_thinking=post)
@@ -140,6 +149,7 @@ def test_the_answers_sampler_is_seen_in_its_log_probabilities(server, post, temp
     assert first - second == pytest.approx(20 / temperature, rel=1e-4)
 
 
+@pytest.mark.contract("post.seed")
 def test_the_answers_seed_is_its_own(server):
     """The reasoning is the request's seed's, the answer follows the second one; left out, it goes on with the first."""
     asked = {"seed": 1, "ignore_eos": True, "thinking_budget": 3, "max_tokens": CLOSE_TOKENS + 20}
@@ -152,9 +162,15 @@ def test_the_answers_seed_is_its_own(server):
     assert len({choice["message"]["reasoning_content"] for choice in answers.values()}) == 1
 
 
-@pytest.mark.parametrize("over", [-1, 0, 1])
+@pytest.mark.parametrize(
+    "over",
+    [
+        pytest.param(-1, id="kon-91-one-left"),
+        pytest.param(0, id="kon-91-full"),
+        pytest.param(1, id="pi-5930-over"),
+    ],
+)
 def test_a_huge_output_limit_is_clamped_and_a_prompt_too_long_is_refused(server, over):
-    """claude-code 476, llama.cpp PR 15780, 0xku/kon 91."""
     body = {"messages": [{"role": "user", "content": ""}], "enable_thinking": False}
     overhead = server.post(CHAT, {**body, "max_tokens": 0}).json()["usage"]["prompt_tokens"]
     body["messages"][0]["content"] = "x" * (CONTEXT - overhead + over)

@@ -1,6 +1,6 @@
 """Gated activations."""
 
 from . import reference
-from .routes import swiglu
+from .routes import sigmoid_gate, swiglu
 
-__all__ = ["reference", "swiglu"]
+__all__ = ["reference", "sigmoid_gate", "swiglu"]

@@ -11,3 +11,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """
     g, u = gate_up.float().chunk(2, dim=-1)
     return (g * torch.sigmoid(g) * u).to(gate_up.dtype)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """``x * sigmoid(gate)``, in fp32 with one rounding to x's dtype at the end. The shapes broadcast."""
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)

@@ -26,6 +26,11 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(g).mul_(u)
 
 
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """``reference.sigmoid_gate``."""
+    return torch.sigmoid(gate.float()).mul(x).to(x.dtype)
+
+
 @functools.cache
 def _compiled() -> Callable[..., Any] | None:
     """The compiled function, or None where numba is missing or cannot compile here."""

@@ -1,6 +1,6 @@
 """Normalisation over the last dimension."""
 
 from . import reference
-from .routes import rms_norm
+from .routes import gated_rms_norm, head_rms_norm, rms_norm
 
-__all__ = ["reference", "rms_norm"]
+__all__ = ["gated_rms_norm", "head_rms_norm", "reference", "rms_norm"]

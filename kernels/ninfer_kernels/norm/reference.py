@@ -12,3 +12,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     v = x.float()
     return (v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
+    """``rms_norm`` over each head, every head with a weight of its own; weight_HD: [H, D] fp32."""
+    return rms_norm(x_THD, weight_HD, eps)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``rms_norm(x) * SiLU(gate)``, all in fp32 with one rounding to the gate's dtype at the end.
+
+    x, gate: [..., D]; weight: [D] fp32. Source: flash-linear-attention's FusedRMSNormGated.
+    """
+    g = gate.float()
+    return (rms_norm(x.float(), weight, eps) * g * torch.sigmoid(g)).to(gate.dtype)

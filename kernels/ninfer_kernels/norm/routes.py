@@ -26,6 +26,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
+def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
+    """``reference.head_rms_norm``; x may be a view of a stacked projection."""
+    normed = F.rms_norm(x_THD.float(), x_THD.shape[-1:], None, eps)
+    return normed.mul_(weight_HD).to(x_THD.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``reference.gated_rms_norm``."""
+    return F.rms_norm(x.float(), weight.shape, weight, eps).mul_(F.silu(gate.float())).to(gate.dtype)
+
+
 @functools.cache
 def _compiled() -> Callable[..., Any] | None:
     """The compiled function, or None where numba is missing or cannot compile here."""

@@ -23,12 +23,14 @@ class Stored:
     """The keys, or the values, of one layer.
 
     planes: each [pages, G, P, X], contiguous. decode: planes of rows [R, X] -> [R, D] fp32. is_cast: there is one
-    plane, and decode only widens its elements, so a fused route may read the plane itself.
+    plane, and decode only widens its elements, so a fused route may read the plane itself. device_decode: loads and
+    returns decode as a ``@triton.jit`` function with the signature of ``kernel.decode_cast``, for up to two planes.
     """
 
     planes: tuple[Tensor, ...]
     decode: Decode
     is_cast: bool = False
+    device_decode: Callable[[], Any] | None = None
 
     @property
     def heads(self) -> int:
@@ -52,11 +54,16 @@ class Stored:
 @dataclass(slots=True)
 class Rows:
     """The rows of one step: row ``b`` has the step's tokens ``starts[b]:starts[b+1]``, the first at position
-    ``frontiers[b]``, and sees its positions through ``page_table[b]``. What is derived is made once, at first use."""
+    ``frontiers[b]``, and sees its positions through ``page_table[b]``. What is derived is made once, at first use.
+
+    ``uploaded``: what ``on_device`` gives, where somebody holds it already; it then counts instead of ``starts`` and
+    ``frontiers``, which give no more than the shape (a recorded step that is replayed).
+    """
 
     starts: tuple[int, ...]  # [B+1]
     frontiers: tuple[int, ...]  # [B]
     page_table: Tensor  # [B, N] int64; entries past a row's last page are not read
+    uploaded: tuple[Tensor, Tensor, Tensor] | None = None
     _memo: dict[Any, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -77,6 +84,19 @@ class Rows:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
+
+    def on_device(self) -> tuple[Tensor, Tensor, Tensor]:
+        """First token, width and frontier of each row, [B] int64, where the page table is."""
+
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            widths = [last - first for first, last in itertools.pairwise(self.starts)]
+            numbers = [*self.starts[:-1], *widths, *self.frontiers]
+            parts = torch.tensor(numbers, dtype=torch.int64, device=self.page_table.device).split(len(self))
+            return parts[0], parts[1], parts[2]
+
+        if self.uploaded is not None:
+            return self.uploaded
+        return self.derived("on_device", make)  # type: ignore[no-any-return]
 
     def page_heads(self, row: int, heads: int) -> Tensor:
         """[G * pages] int64: the row's pages of head 0, then of head 1, ... in a plane seen as [pages * G, P * X]."""

@@ -1,6 +1,7 @@
 """The block formats: how many values a block holds in how many bytes (``spec/artifact.md`` §11.5).
 
-``bf16`` and ``fp32`` are here so that plain matrices may take the same route; their block is just 32 values.
+``bf16`` and ``fp32`` are here so that plain matrices may take the same route; their block is just 32 values. Formats
+whose blocks are spread over several planes of the matrix are in ``planes.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 class Block:
     values: int
     bytes: int
+    others: tuple[int, ...] = ()  # bytes from one block to the next in the planes beside the first
 
 
 BLOCKS: dict[str, Block] = {

@@ -10,13 +10,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .blocks import BLOCKS, row_bytes
+from . import reference_planes
+from .blocks import BLOCKS
+from .planes import PLANES, layout
 
 
 def decode(format: str, data: Tensor, rows: int, columns: int) -> Tensor:
-    """data: [rows * row bytes] uint8 -> [rows, columns] fp32."""
-    if data.numel() != rows * row_bytes(format, columns):
+    """data: the matrix's bytes, uint8 -> [rows, columns] fp32."""
+    _, size = layout(format, rows, columns)
+    if data.numel() != size:
         raise ValueError(f"{data.numel()} bytes are not a {format} matrix of {rows} x {columns}")
+    if format in PLANES:
+        return reference_planes.decode(format, data, rows, columns)
     return DECODERS[format](data.reshape(-1, BLOCKS[format].bytes)).reshape(rows, columns)
 
 

@@ -7,7 +7,6 @@ four bytes a weight.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .blocks import row_bytes
+from .planes import FORMATS, blocks_of, layout, why_not_blocks
 
 if TYPE_CHECKING:
     from .jit import Native
@@ -47,27 +46,26 @@ def why_not_native() -> str | None:
 
 
 def decode(format: str, data: Tensor, rows: int, columns: int) -> Tensor:
-    """data: [rows * row bytes] uint8 -> [rows, columns] fp32, bit for bit the format's definition."""
-    if why_not_native() is not None:
+    """data: the matrix's bytes, uint8 -> [rows, columns] fp32, bit for bit the format's definition."""
+    check_bytes(format, data, rows, columns)
+    if why_not_native() is not None or why_not_blocks(format, columns) is not None:
         return reference.decode(format, data, rows, columns)
     from . import kernel
 
-    step = row_bytes(format, columns)
-    if data.numel() != rows * step or data.dtype != torch.uint8 or not data.is_contiguous():
-        raise ValueError(f"{data.numel()} bytes are not a {format} matrix of {rows} x {columns}")
-    out = torch.empty(rows, columns)
-    size = chunk_rows(columns)
-    table = (ctypes.c_int64 * (3 * -(-rows // size)))()
-    for i, first in enumerate(range(0, rows, size)):
-        table[3 * i : 3 * i + 3] = [data.data_ptr() + first * step, first, min(size, rows - first)]
-    chunks = len(table) // 3
+    width = padded(format, columns)
+    out = torch.empty(rows, width)
+    table = chunk_table(format, [Matrix(data, rows, columns)], chunk_rows(width))
     kernel.decode(format).together(
         kernel.slots(
-            y=out.data_ptr(), chunks=ctypes.addressof(table), count=chunks, blocks=columns // kernel.values(format)
+            y=out.data_ptr(),
+            chunks=table.data_ptr(),
+            count=len(table),
+            blocks=blocks_of(format, columns),
+            strides=strides(format, columns),
         ),
-        min(torch.get_num_threads(), chunks),
+        min(torch.get_num_threads(), len(table)),
     )
-    return out
+    return out if width == columns else out[:, :columns].contiguous()
 
 
 def linear(format: str, matrices: Sequence[Matrix]) -> NativeLinear | TorchLinear:
@@ -76,9 +74,15 @@ def linear(format: str, matrices: Sequence[Matrix]) -> NativeLinear | TorchLinea
     if len(columns) != 1:
         raise ValueError(f"matrices of one input have {sorted(columns)} columns")
     for matrix in matrices:
-        if matrix.data.numel() != matrix.rows * row_bytes(format, matrix.columns) or not matrix.data.is_contiguous():
-            raise ValueError(f"{matrix.data.numel()} bytes are not {matrix.rows} x {matrix.columns} in {format}")
-    return (NativeLinear if why_not_native() is None else TorchLinear)(format, matrices)
+        check_bytes(format, matrix.data, matrix.rows, matrix.columns)
+    native = why_not_native() is None and why_not_blocks(format, *columns) is None
+    return (NativeLinear if native else TorchLinear)(format, matrices)
+
+
+def check_bytes(format: str, data: Tensor, rows: int, columns: int) -> None:
+    """ValueError unless ``data`` holds such a matrix, byte after byte."""
+    if data.numel() != layout(format, rows, columns)[1] or data.dtype != torch.uint8 or not data.is_contiguous():
+        raise ValueError(f"{data.numel()} bytes are not {rows} x {columns} in {format}")
 
 
 class NativeLinear:
@@ -91,8 +95,10 @@ class NativeLinear:
         self.rows = sum(matrix.rows for matrix in matrices)
         self._kernel = kernel
         self._kept = [matrix.data for matrix in matrices]
-        self._blocks = self.columns // kernel.values(format)
-        self._size = chunk_rows(self.columns)
+        self._blocks = blocks_of(format, self.columns)
+        self._width = padded(format, self.columns)
+        self._strides = strides(format, self.columns)
+        self._size = chunk_rows(self._width)
         self._chunks = chunk_table(format, matrices, self._size)
         self._count = self._chunks.shape[0]
         self._table = self._chunks.data_ptr()
@@ -105,13 +111,17 @@ class NativeLinear:
         if not tokens:
             return x.new_empty(0, self.rows)
         plain = x.dtype is torch.float32
-        source = x if plain and x.is_contiguous() else x.float().contiguous()
+        if self._width != self.columns:
+            source = torch.nn.functional.pad(x.float(), (0, self._width - self.columns))
+        else:
+            source = x if plain and x.is_contiguous() else x.float().contiguous()
         out = torch.empty(tokens, self.rows)
         if tokens <= self._kernel.FEW:
             native, address, floats = self._few[tokens] or self._compile(tokens), 0, 0
         else:
-            scratch = torch.empty(threads * self._size * self.columns)
-            native, address, floats = self._kernel.many(self.format), scratch.data_ptr(), self._size * self.columns
+            floats = self._size * self._width
+            scratch = torch.empty(threads * floats)
+            native, address = self._kernel.many(self.format), scratch.data_ptr()
         # in the order of kernel.Arg, counters at zero; a decode round makes a hundred of these calls
         slots = self._kernel.SLOTS(
             source.data_ptr(),
@@ -125,6 +135,7 @@ class NativeLinear:
             address,
             floats,
             0,
+            *self._strides,
         )
         native.together(slots, min(threads, self._count))
         return out if plain else out.to(x.dtype)
@@ -149,19 +160,35 @@ class TorchLinear:
         return (x.float() @ self._weights).to(x.dtype)
 
 
+def padded(format: str, columns: int) -> int:
+    """Columns of the blocks a row is read in; what lies past the last column meets zeros."""
+    return blocks_of(format, columns) * FORMATS[format].values
+
+
+def strides(format: str, columns: int) -> tuple[int, ...]:
+    """Bytes from row to row in each plane; they do not depend on the number of rows."""
+    return tuple(plane.stride for plane in layout(format, 1, columns)[0])
+
+
 def chunk_rows(columns: int) -> int:
     """Rows of one chunk: about CHUNK_VALUES weights, whole register tiles."""
     return max(4, CHUNK_VALUES // columns // 4 * 4)
 
 
 def chunk_table(format: str, matrices: Sequence[Matrix], size: int) -> Tensor:
-    """[chunks, 3] int64: address of the chunk's first block, its first output row, its rows."""
-    entries: list[tuple[int, int, int]] = []
+    """[chunks, kernel.CHUNK] int64: address of the chunk's first block, its first output row, its rows, then what the
+    kernel needs of the other planes."""
+    entries: list[tuple[int, ...]] = []
     base = 0
     for matrix in matrices:
-        step = row_bytes(format, matrix.columns)
+        codes, *others = layout(format, matrix.rows, matrix.columns)[0]
+        start = matrix.data.data_ptr()
         for first in range(0, matrix.rows, size):
-            address = matrix.data.data_ptr() + first * step
-            entries.append((address, base + first, min(size, matrix.rows - first)))
+            if format == "nvfp4":
+                more = [start + others[0].offset, first]
+            else:
+                more = [start + plane.offset + first * plane.stride for plane in others]
+            rows = min(size, matrix.rows - first)
+            entries.append((start + codes.offset + first * codes.stride, base + first, rows, *more, 0, 0)[:5])
         base += matrix.rows
     return torch.tensor(entries, dtype=torch.int64)

@@ -18,7 +18,7 @@ INTS = ir.VectorType(I32, LANES)
 Unpack = Callable[[ir.IRBuilder, ir.Value], Iterator[ir.Value]]
 
 
-def every(vector: ir.VectorType, value: int) -> ir.Constant:
+def every(vector: ir.VectorType, value: float) -> ir.Constant:
     return ir.Constant(vector, [value] * vector.count)
 
 

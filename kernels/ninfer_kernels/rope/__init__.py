@@ -1,7 +1,7 @@
 """Rotary position embedding: angles of each position, and their application to heads (split-half pairing)."""
 
 from . import frequencies, reference
-from .reference import rotation
+from .reference import axis_rotation, interpolated, rotation
 from .routes import rotate
 
-__all__ = ["frequencies", "reference", "rotate", "rotation"]
+__all__ = ["axis_rotation", "frequencies", "interpolated", "reference", "rotate", "rotation"]

@@ -37,6 +37,28 @@ def llama3(
     return torch.where(between, blended, scaled)
 
 
+def yarn(dim: int, theta: float, *, factor: float, original_context: int) -> Tensor:
+    """YaRN: fast pairs keep their frequency, slow ones are divided by ``factor``, those between are blended.
+
+    A pair is fast above 32 turns over ``original_context`` tokens and slow below one. Source: Peng et al. 2023, with
+    the constants and the rounding of the limits to whole pairs that transformers has (``rope_type: yarn``).
+    """
+
+    def pair_of(turns: float) -> float:
+        return dim * math.log(original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(math.floor(pair_of(32)), 0), min(math.ceil(pair_of(1)), dim - 1)
+    width = high - low if high != low else 0.001
+    slow = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    fast = plain(dim, theta)
+    return fast / factor * slow + fast * (1 - slow)
+
+
+def yarn_attention_factor(factor: float) -> float:
+    """What YaRN multiplies cosines and sines by."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def divided(frequencies: Tensor, factors: Tensor) -> Tensor:
     """Each frequency divided by its own factor ([dim/2]), as GGUF files store a scaling (``rope_freqs``)."""
     return frequencies / factors.to(frequencies)

@@ -17,18 +17,22 @@ FEW_TOKENS = 64
 def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``reference.rotate``, contiguous; x may be a view of a stacked projection."""
     T, H, D = x_THD.shape
+    R = cos.shape[-1]
     few = T <= FEW_TOKENS and x_THD.dtype is torch.float32 and x_THD.is_cpu
-    if few and x_THD.stride()[1:] == (D, 1) and (compiled := _compiled()):
+    plain = x_THD.stride()[1:] == (D, 1) and cos.is_contiguous() and sin.is_contiguous()
+    if few and plain and (compiled := _compiled()):
         out = torch.empty(T, H, D)
-        compiled(x_THD.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), T, H, D, x_THD.stride(0))
+        compiled(x_THD.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), T, H, D, R, x_THD.stride(0))
         return out
-    x = x_THD.float()
-    out = x * cos
+    x = x_THD[..., :R].float()
+    rotated = x * cos
     a, b = x.chunk(2, dim=-1)
-    a_out, b_out = out.chunk(2, dim=-1)
+    a_out, b_out = rotated.chunk(2, dim=-1)
     a_out.addcmul_(b, sin, value=-1)
     b_out.addcmul_(a, sin)
-    return out.to(x_THD.dtype).contiguous()
+    if R == D:
+        return rotated.to(x_THD.dtype).contiguous()
+    return torch.cat((rotated.to(x_THD.dtype), x_THD[..., R:]), dim=-1)
 
 
 @functools.cache

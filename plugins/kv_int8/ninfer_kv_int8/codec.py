@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,13 @@ class Int8Codec:
         """[R, D] any float -> codes [R, D] int8, scales [R, D/64] fp16."""
         rounded = rows.to(torch.bfloat16)
         return kv_int8.encode(hadamard.rotate(rounded) if self.rotates else rounded)
+
+    @staticmethod
+    def device_decode() -> Any:
+        """``decode`` for fused attention on a GPU; loads triton."""
+        from ninfer_kernels.kv_int8 import kernel
+
+        return kernel.decode
 
     def decode(self, planes: tuple[Tensor, ...]) -> Tensor:
         """-> [R, D] fp32."""

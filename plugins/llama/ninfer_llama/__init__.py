@@ -18,6 +18,7 @@ LLAMA = ModelFamily(
     hidden_size=family.hidden_size,
     prompt=family.prompt,
     build=family.build,
+    weight_recipe=family.weight_recipe,
 )
 
 

@@ -88,8 +88,30 @@ def read(config: Mapping[str, Any], place: str = "text config") -> LlamaConfig:
         )
     if c.head_dim % 2:
         raise ArtifactError(f"{place}: head_dim {c.head_dim} is odd; rotary embedding needs pairs")
+    for name, ids in (("bos_token_id", (c.bos_token_id,)), ("eos_token_id", c.eos_token_ids)):
+        foreign = [token for token in ids if token is not None and token >= c.vocab_size]
+        if foreign:
+            raise ArtifactError(f"{place}: {name} {foreign[0]} {_beyond(c.vocab_size)}")
     _check_scaling(c, place)
     return c
+
+
+def drop_foreign_tokens(config: dict[str, Any]) -> list[str]:
+    """Take the begin and end tokens that the vocabulary does not have out of a foreign config: such a token can never
+    be drawn. One sentence for each."""
+    said, size = [], config["vocab_size"]
+    for name in ("bos_token_id", "eos_token_id"):
+        value = config[name]
+        listed = list(value) if isinstance(value, list | tuple) else [value]
+        known = [token for token in listed if type(token) is not int or type(size) is not int or token < size]
+        if len(known) < len(listed):
+            said += [f"{name} {token} {_beyond(size)} and is ignored" for token in listed if token not in known]
+            config[name] = known or None
+    return said
+
+
+def _beyond(size: int) -> str:
+    return f"is beyond the vocabulary of {size} tokens (0 to {size - 1})"
 
 
 def to_dict(config: LlamaConfig) -> dict[str, Any]:

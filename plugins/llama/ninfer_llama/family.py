@@ -29,6 +29,13 @@ def inventory(config: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
     return names.inventory(read(config))
 
 
+def weight_recipe(config: Mapping[str, Any], scheme: str) -> Mapping[str, str]:
+    from . import recipe
+    from .config import read
+
+    return recipe.weight_recipe(read(config), scheme)
+
+
 def kv_geometry(config: Mapping[str, Any]) -> KVGeometry:
     from .config import read
 

@@ -51,7 +51,9 @@ NEUTRAL = frozenset(("tensor_data_layout", "rope.scaling.original_context_length
 
 def plan(source: Source) -> ImportPlan:
     """Config and recipes; ArtifactError names the key or tensor that cannot be represented."""
-    c = llama_config.read(read(source), source.path)
+    raw = read(source)
+    foreign = llama_config.drop_foreign_tokens(raw)
+    c = llama_config.read(raw, source.path)
     query_rows = rotated_rows(c.num_attention_heads, c.head_dim)
     key_rows = rotated_rows(c.num_key_value_heads, c.head_dim)
 
@@ -72,7 +74,9 @@ def plan(source: Source) -> ImportPlan:
         architecture="LlamaForCausalLM",
         config=llama_config.to_dict(c),
         parameters=names.recipes(source, c, name_of, rows_of, ignored=lambda tensor: tensor == ROPE_FACTORS),
-        warnings=tuple(f"{source.path}: unknown key {key!r} is ignored" for key in unknown),
+        warnings=tuple(
+            f"{source.path}: {said}" for said in (*(f"unknown key {key!r} is ignored" for key in unknown), *foreign)
+        ),
     )
 
 

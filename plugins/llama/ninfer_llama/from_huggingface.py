@@ -109,7 +109,7 @@ def plan(source: Source) -> ImportPlan:
 
 
 def read(config: Mapping[str, Any], place: str) -> tuple[dict[str, Any], list[str]]:
-    """config.json as the artifact's text config, values still to be checked, and warnings about unknown keys."""
+    """config.json as the artifact's text config, values still to be checked, and warnings about what is ignored."""
     warnings = [f"{place}: unknown key {key!r} is ignored" for key in config if key not in KNOWN]
     for key, accepted in MUST_BE.items():
         if key in config and config[key] not in accepted:
@@ -123,7 +123,8 @@ def read(config: Mapping[str, Any], place: str) -> tuple[dict[str, Any], list[st
     out["num_key_value_heads"] = heads if config.get("num_key_value_heads") is None else config["num_key_value_heads"]
     out["head_dim"] = config.get("head_dim") or _head_dim(config["hidden_size"], heads, place)
     out["rope_theta"], out["rope_scaling"], ropes = _rope(config, place)
-    return out, warnings + ropes
+    foreign = [f"{place}: {said}" for said in llama_config.drop_foreign_tokens(out)]
+    return out, warnings + ropes + foreign
 
 
 def _head_dim(hidden: Any, heads: Any, place: str) -> Any:

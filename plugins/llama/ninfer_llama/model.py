@@ -24,6 +24,7 @@ class LlamaModel:
     """``api.nn.Model``. It has no recurrent state, so a provisional step leaves nothing to fold."""
 
     draft_source: CopySource | None = None
+    records_steps = True
 
     def __init__(self, config: LlamaConfig, weights: Weights, runtime: Runtime) -> None:
         shapes = inventory(config)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ninfer_core.api import ArtifactError, Checkpoint, Preset, PromptFormat, Tokenizer
 
 from .config import read
+
+if TYPE_CHECKING:
+    from ninfer_core.api.text import TextFiles
 
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>")
 """Tokens that end a turn or a document wherever they exist, whatever a checkpoint lists as its end token."""
@@ -19,8 +22,6 @@ PRESET = Preset(temperature=0.6, top_p=0.9)
 # a model this narrow puts a seventh of its weight on a right first token: sampling it mostly draws wrong ones
 SMALL_PRESET = Preset(temperature=0.0)
 SMALL_HIDDEN_SIZE = 1024
-
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class PostProcessor(msgspec.Struct):
@@ -44,73 +45,40 @@ class TokenizerFile(msgspec.Struct):
 
 def prompt_format(checkpoint: Checkpoint) -> PromptFormat:
     """The checkpoint's prompt format; ArtifactError when it has no tokenizer or a resource does not parse."""
-    from ninfer_core.api.text import HFTokenizer
+    from ninfer_core.api.text import HFTokenizer, TextFiles
 
-    tokenizer_json = checkpoint.resource("tokenizer.json")
-    if tokenizer_json is None:
-        raise ArtifactError(f"{checkpoint.path}: the checkpoint has no tokenizer.json")
-    tokenizer_config = checkpoint.resource("tokenizer_config.json")
-    tokenizer = HFTokenizer(tokenizer_json, tokenizer_config)
-    settings = _json(checkpoint, "tokenizer_config.json")
-    spellings = {name: spelling for name in SPECIAL_TOKENS if (spelling := _spelling(settings.get(name))) is not None}
+    files = TextFiles(checkpoint)
+    tokenizer = HFTokenizer(files.tokenizer, files.tokenizer_config)
+    spellings = files.special_tokens
     return PromptFormat(
         tokenizer=tokenizer,
-        template=_template(checkpoint),
+        template=files.template,
         template_globals=spellings,
-        stop_ids=stop_ids(checkpoint, tokenizer, spellings.get("eos_token")),
-        bos_id=bos_id(checkpoint, tokenizer, settings, tokenizer_json),
+        stop_ids=stop_ids(checkpoint, files.listed_ends, tokenizer, spellings.get("eos_token")),
+        bos_id=bos_id(checkpoint, tokenizer, files),
         preset=SMALL_PRESET if read(checkpoint.config).hidden_size < SMALL_HIDDEN_SIZE else PRESET,
     )
 
 
-def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, eos_token: str | None) -> frozenset[int]:
+def stop_ids(
+    checkpoint: Checkpoint, listed: Sequence[Any], tokenizer: Tokenizer, eos_token: str | None
+) -> frozenset[int]:
     """End tokens of the generation config, the model config and the tokenizer, and the turn ends it knows."""
-    listed = _json(checkpoint, "generation_config.json").get("eos_token_id")
-    ids = {*read(checkpoint.config).eos_token_ids, *(listed if isinstance(listed, list) else [listed])}
+    ids = {*read(checkpoint.config).eos_token_ids, *listed}
     ids |= {tokenizer.control_tokens.get(spelling) for spelling in (*TURN_ENDS, eos_token or "")}
     return frozenset(token for token in ids if type(token) is int and 0 <= token < tokenizer.size)
 
 
-def bos_id(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, settings: Mapping[str, Any], tokenizer_json: bytes
-) -> int | None:
+def bos_id(checkpoint: Checkpoint, tokenizer: Tokenizer, files: TextFiles) -> int | None:
     """The token before a raw prompt: as ``add_bos_token`` says, and where it is silent as the post-processor does."""
     try:
-        processor = msgspec.json.decode(tokenizer_json, type=TokenizerFile).post_processor
+        processor = msgspec.json.decode(files.tokenizer, type=TokenizerFile).post_processor
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"{checkpoint.path}: tokenizer.json: {error}") from None
+    wanted = files.json("tokenizer_config.json").get("add_bos_token")
     first = processor.first_token() if processor else None
-    wanted = settings.get("add_bos_token")
     if wanted is False or (wanted is None and first is None):
         return None
-    spelling = _spelling(settings.get("bos_token")) or first
+    spelling = files.special_tokens.get("bos_token") or first
     found = tokenizer.control_tokens.get(spelling or "", read(checkpoint.config).bos_token_id)
     return found if found is not None and found < tokenizer.size else None
-
-
-def _template(checkpoint: Checkpoint) -> str | None:
-    raw = checkpoint.resource("chat_template.jinja")
-    if raw is None:
-        return None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise ArtifactError(f"{checkpoint.path}: chat_template.jinja is not UTF-8 at byte {error.start}") from None
-
-
-def _json(checkpoint: Checkpoint, role: str) -> dict[str, Any]:
-    """A JSON resource's object; empty when the checkpoint has none."""
-    raw = checkpoint.resource(role)
-    if raw is None:
-        return {}
-    try:
-        return msgspec.json.decode(raw, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ArtifactError(f"{checkpoint.path}: {role}: {error}") from None
-
-
-def _spelling(value: Any) -> str | None:
-    """A special token as tokenizer_config.json has it: a string or an object with its content."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None

@@ -70,6 +70,10 @@ BAD = {
     "rope-band": ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor 1.0 must be above"),
     "rope-factors": ({"rope_scaling": {"rope_type": "divided", "factors": [1.0]}}, "1 factors; head_dim 8 needs 4"),
     "eos": ({"eos_token_id": [2, -1]}, "eos_token_id"),
+    "eos-beyond": (
+        {"vocab_size": 9, "eos_token_id": [2, 9]},
+        "eos_token_id 9 is beyond the vocabulary of 9 tokens (0 to 8)",
+    ),
 }
 
 

@@ -129,6 +129,14 @@ def test_the_table_says_how_many_tokens_there_are():
     assert adapt(source({"llama.vocab_size": 48})).config["vocab_size"] == 50
 
 
+def test_an_end_token_beyond_the_table_is_left_out_with_a_warning():
+    found = adapt(source({"tokenizer.ggml.eos_token_id": 50}))
+    assert found.config["eos_token_id"] is None
+    assert [warning.partition(": ")[2] for warning in found.warnings] == [
+        "eos_token_id 50 is beyond the vocabulary of 50 tokens (0 to 49) and is ignored"
+    ]
+
+
 ROPES = {
     "none": ({}, None, None),
     "type-none": ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, None, None),

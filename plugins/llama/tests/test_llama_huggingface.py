@@ -114,6 +114,16 @@ def test_unknown_keys_are_warned_about_by_name():
     )
 
 
+def test_end_tokens_beyond_the_vocabulary_are_left_out_with_a_warning():
+    found = adapt(source({"vocab_size": 40, "eos_token_id": [2, 40], "bos_token_id": 99}))
+    assert (found.config["eos_token_id"], found.config["bos_token_id"]) == ([2], None)
+    assert found.warnings == (
+        "folder: config.json: bos_token_id 99 is beyond the vocabulary of 40 tokens (0 to 39) and is ignored",
+        "folder: config.json: eos_token_id 40 is beyond the vocabulary of 40 tokens (0 to 39) and is ignored",
+    )
+    assert adapt(source({"vocab_size": 40, "eos_token_id": 40})).config["eos_token_id"] is None
+
+
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPES = {
     "transformers-5": ({"rope_theta": ..., "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, None),

@@ -74,7 +74,7 @@ def test_every_listed_end_token_and_every_known_turn_end_stops():
 
 
 def test_end_tokens_without_a_spelling_are_no_stops():
-    found = read("<s>", config={"eos_token_id": 999}, generation_config={"eos_token_id": [5, None, True, 1000]})
+    found = read("<s>", config={"eos_token_id": 299}, generation_config={"eos_token_id": [5, None, True, 1000]})
     assert found.stop_ids == {5}
 
 

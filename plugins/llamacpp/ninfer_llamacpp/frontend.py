@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
-from ninfer_core.api import Frontend, FrontendContext, HttpRequest, HttpResponse, Route
-from ninfer_core.api.http import beside, decode, error_response, event_stream, invalid_value, json_response
+from ninfer_core.api import Engine, Frontend, FrontendContext, HttpRequest, HttpResponse, Route
+from ninfer_core.api.http import beside, decode, error_response, event_stream, invalid_value, json_response, to_json
 
 from .render import Rendering, chunks, completion
 from .to_job import to_job
 from .types import CompletionBody, DetokenizeBody, TokenizeBody
+
+BATCH = 10_000  # token ids written at once
 
 _completion_body = msgspec.json.Decoder(CompletionBody)
 _tokenize_body = msgspec.json.Decoder(TokenizeBody)
@@ -65,23 +70,38 @@ class LlamaCpp:
         body = await decode(request.body, _tokenize_body)
         engine = self._context.engine(body.model)
         ids = await engine.tokenize(body.content, parse_special=body.parse_special, add_special=body.add_special)
-        if not body.with_pieces:
-            return json_response({"tokens": ids})
-        return json_response({"tokens": [{"id": token, "piece": _piece(engine.token_bytes(token))} for token in ids]})
+        shown = partial(_pieces, engine) if body.with_pieces else list
+        if len(ids) <= BATCH:
+            return _token_list(ids, shown)
+        return await asyncio.to_thread(_token_list, ids, shown)
 
     async def detokenize(self, request: HttpRequest) -> HttpResponse:
         """``POST /detokenize``: the text of token ids, special tokens included."""
         body = await decode(request.body, _detokenize_body)
         engine = self._context.engine(body.model)
-        for at, token in enumerate(body.tokens):
-            if not 0 <= token < engine.info.vocab_tokens:
-                raise invalid_value(f"tokens[{at}]", token, f"a token id from 0 to {engine.info.vocab_tokens - 1}")
-        return json_response({"content": await engine.detokenize(body.tokens)})
+        await beside(request.body, partial(_check_tokens, body.tokens, engine.info.vocab_tokens))
+        return json_response({"content": await engine.detokenize(body.tokens, counted=True)})
 
     async def apply_template(self, request: HttpRequest) -> HttpResponse:
         """``POST /apply-template``: a chat body is read by the frontend that owns it."""
         engine, job = await self._context.read_chat(request.body)
         return json_response({"prompt": await engine.render(job)})
+
+
+def _check_tokens(tokens: Sequence[int], size: int) -> None:
+    for at, token in enumerate(tokens):
+        if not 0 <= token < size:
+            raise invalid_value(f"tokens[{at}]", token, f"a token id from 0 to {size - 1}")
+
+
+def _token_list(ids: Sequence[int], shown: Callable[[Sequence[int]], list[Any]]) -> HttpResponse:
+    """``{"tokens": [...]}``, encoded a batch at a time: encoding millions at once would hold up every stream."""
+    batches = [to_json(shown(ids[at : at + BATCH]))[1:-1] for at in range(0, len(ids), BATCH)]
+    return HttpResponse(body=b'{"tokens":[' + b",".join(batches) + b"]}")
+
+
+def _pieces(engine: Engine, ids: Sequence[int]) -> list[Any]:
+    return [{"id": token, "piece": _piece(engine.token_bytes(token))} for token in ids]
 
 
 def _piece(spelled: bytes) -> str | list[int]:

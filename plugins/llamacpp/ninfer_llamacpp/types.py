@@ -4,57 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-Unit = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-
-
-class ResponseFormat(Struct):
-    type: str
+from ninfer_core.api.fields import Only, Used, left_out
+from ninfer_core.api.raw import RawBody
 
 
-class CompletionBody(Struct):
-    """``samplers``, ``n_keep``, ``min_keep``, ``id_slot`` and the parameters of absent controls are skipped."""
+class CompletionBody(RawBody, kw_only=True):
+    """A raw prompt and llama.cpp's own fields."""
 
-    prompt: str | list[Any]
-    model: str | None = None
-    n_predict: int | None = None
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    timings_per_token: bool | None = None
-    return_progress: bool | None = None
-    return_tokens: bool | None = None
-    response_fields: list[str] | None = None
-    cache_prompt: bool | None = None  # nothing is kept between requests, so either value is honoured
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: Unit | None = None
-    min_p: Unit | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: int | None = None
-
-    # controls this sampler does not have, accepted at their neutral values
-    repeat_penalty: float | None = None
-    typical_p: float | None = None
-    tfs_z: float | None = None
-    dynatemp_range: float | None = None
-    mirostat: float | None = None
-    xtc_probability: float | None = None
-    dry_multiplier: float | None = None
-    top_n_sigma: float | None = None
-    n_probs: int | None = None
-    n_indent: int | None = None
-    t_max_predict_ms: float | None = None
-    grammar: str | None = None
-    lora: list[Any] | None = None
-    logit_bias: list[Any] | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: Any = None
+    n_predict: Annotated[int | None, Used("0 and up; a negative one is no limit")] = None
+    max_tokens: Annotated[int | None, Used("the same, where `n_predict` is absent")] = None
+    return_progress: Annotated[bool | None, Used("true: progress chunks while a streamed request's prompt is read")] = (
+        None
+    )
+    return_tokens: Annotated[bool | None, Used("true: the ids of the generated tokens")] = None
+    response_fields: Annotated[list[str] | None, Used("the members to keep; `a/b` is member b of a")] = None
+    json_schema: Annotated[Any, Only(left_out, "", "Output is not constrained", "response_format_not_supported")] = None
 
 
 class TokenizeBody(Struct):

@@ -10,8 +10,9 @@ import pytest
 from ninfer_core.api import ApiError, RawJob, SamplingRequest
 from ninfer_core.api.http import decode_now
 from ninfer_core.api.jobs import FinishReason
+from ninfer_core.api.raw import NO_LIMIT
 from ninfer_llamacpp.render import STOP_TYPE, only
-from ninfer_llamacpp.to_job import NO_LIMIT, to_job
+from ninfer_llamacpp.to_job import to_job
 from ninfer_llamacpp.types import CompletionBody
 
 DECODER = msgspec.json.Decoder(CompletionBody)
@@ -57,7 +58,8 @@ def test_prompts(prompt, pieces):
         ([{"prompt_string": "a"}, 1], "multiple_prompts_not_supported", "prompt"),
         ([{"prompt_string": "a"}], "multiple_prompts_not_supported", "prompt"),
         ([], "invalid_value", "prompt"),
-        ([[]], "invalid_value", "prompt"),
+        ([[]], "invalid_value", "prompt[0]"),
+        ([[1, -1]], "invalid_value", "prompt[0][1]"),
         ([1, -1], "invalid_value", "prompt[1]"),
         ([256], "invalid_value", "prompt[0]"),
         ([1, True], "invalid_value", "prompt[1]"),
@@ -154,7 +156,9 @@ def test_neutral_values_change_nothing(field):
 @pytest.mark.parametrize("field", ASKING)
 def test_a_control_that_asks_for_something_is_refused_by_name(field):
     for value in ASKING[field]:
-        assert refusal(**{field: value}) == (f"{field}_not_supported", field)
+        code, param = refusal(**{field: value})
+        assert code == f"{field}_not_supported"
+        assert param is not None and param.startswith(field)
 
 
 def test_constrained_output_is_refused_under_one_code():

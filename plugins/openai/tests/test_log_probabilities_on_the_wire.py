@@ -13,11 +13,13 @@ import pytest
 from ninfer_core.api import ChatJob, Delta, Done, Timings, TokenLogprob
 from ninfer_core.testing import FakeEngine
 from ninfer_core.testing.fakes import FakeGeneration
+from ninfer_openai.answers import Head
+from ninfer_openai.chat import Calls, Rendering, chunks, completion
 from ninfer_openai.logprobs import OUTSIDE, choice_logprobs
-from ninfer_openai.render import Rendering, chunks, completion
 
 SPELLED = {1: b"Hi", 2: b"\xf0\x9f", 3: b"\x98\x80!", 4: b"<|image_pad|>", 5: b""}
-ASKED = Rendering(id="c", created=0, model="m", token_bytes=SPELLED.__getitem__)
+HEAD = Head(id="c", created=0, model="m")
+ASKED = Rendering(head=HEAD, calls=Calls(answer_id="c"), token_bytes=SPELLED.__getitem__)
 SILENT = replace(ASKED, token_bytes=None)
 
 
@@ -44,6 +46,7 @@ def done(*late: TokenLogprob) -> Done:
     return Done(result=FakeEngine().result(), logprobs=late)
 
 
+@pytest.mark.contract("logprobs.record")
 def test_a_record_has_exact_bytes_and_replacement_characters_where_they_are_no_text():
     made = choice_logprobs([one(1, top=((1, -0.5), (3, -1.5))), one(2), one(5)], SPELLED.__getitem__)
     assert made == {
@@ -64,6 +67,7 @@ def test_a_record_has_exact_bytes_and_replacement_characters_where_they_are_no_t
     }
 
 
+@pytest.mark.contract("logprobs.outlier")
 @pytest.mark.parametrize("value", [-math.inf, math.nan, OUTSIDE], ids=str)
 def test_every_number_is_finite(value):
     """sglang 5984, madroidmaq/mlx-omni-server PR 56."""
@@ -71,6 +75,7 @@ def test_every_number_is_finite(value):
     assert (made["logprob"], made["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
 
 
+@pytest.mark.contract("logprobs.travel")
 def test_records_ride_on_the_chunk_of_their_text():
     first, second, third, finish = choices(delta("Hi", one(1)), delta("", one(2)), delta("\U0001f600!"), done())
     assert first["delta"] == {"content": "Hi"}
@@ -86,6 +91,7 @@ def test_records_without_text_get_a_chunk_of_their_own_before_the_finish():
     assert finish == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
 
 
+@pytest.mark.contract("logprobs.silent", "logprobs.chat")
 def test_nobody_who_did_not_ask_gets_any():
     made = choices(delta("Hi", one(1)), done(one(4)), rendering=SILENT)
     assert [choice["logprobs"] for choice in made] == [None, None]

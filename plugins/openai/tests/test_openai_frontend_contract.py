@@ -17,6 +17,20 @@ class TestOpenAI(ProtocolFrontendContract):
             "max_tokens": 8,
             "temperature": 0.5,
             "stop": ["END"],
-        }
+            "tools": [{"type": "function", "function": {"name": "f"}}, {"type": "custom", "custom": {"name": "c"}}],
+            "tool_choice": {"type": "custom", "custom": {"name": "c"}},
+            "stream_options": {"include_usage": True},
+        },
+        "/v1/completions": {"model": "fake", "prompt": [104, "i"], "echo": True, "max_tokens": 4, "stop": "x"},
+        "/v1/responses": {
+            "model": "fake",
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+            "instructions": "Be brief.",
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+            "max_output_tokens": 8,
+        },
+        "/v1/responses/input_tokens": {"model": "fake", "input": "hi", "reasoning": {"effort": "low"}},
     }
-    streaming = frozenset({"/v1/chat/completions"})
+    streaming = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+    refusing = frozenset({"/v1/responses/compact", "/v1/responses/{response_id}/cancel"})
+    params: ClassVar = {"model_id": "fake", "response_id": "resp_none"}

@@ -65,7 +65,7 @@ FAMILY = ModelFamily(
     hidden_size=lambda config: HEAD_DIM,
     prompt=prompt,
     build=build,
-    state_layout=lambda config: (StatePart(name="consumed", dtype="int64", shape=(2,)),),
+    state_layout=lambda config, runtime: (StatePart(name="consumed", dtype="int64", shape=(2,)),),
     describe=describe,
 )
 

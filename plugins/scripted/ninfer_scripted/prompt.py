@@ -8,13 +8,13 @@ from .script import script_of
 from .tokenizer import END_OF_TEXT, IM_END, THINK, THINK_END
 
 EFFORTS = ("low", "medium", "xhigh")
-
-
 EARLY_CLOSE = "\n\nTime to answer.\n</think>\n\n"
 
 
 def prompt_format(checkpoint: Checkpoint) -> PromptFormat:
     """The prompt format of one script; only its tokenizer depends on the script."""
+    from ninfer_core.api.text import TagToolSyntax
+
     tokenizer = script_of(checkpoint).tokenizer
     return PromptFormat(
         early_close=EARLY_CLOSE,
@@ -23,6 +23,7 @@ def prompt_format(checkpoint: Checkpoint) -> PromptFormat:
         template_globals={"eos_token": IM_END, "pad_token": END_OF_TEXT},
         stop_ids=frozenset(tokenizer.control_tokens[text] for text in (IM_END, END_OF_TEXT)),
         reasoning=ReasoningSyntax(open=THINK, close=THINK_END),
+        tools=TagToolSyntax(),
         thinks_by_default=True,
         thinking_variable="enable_thinking",
         efforts=EFFORTS,

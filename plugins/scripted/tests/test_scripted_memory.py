@@ -26,9 +26,8 @@ def script(**reply: object) -> Script:
 
 def bench(one: Script, *, rows: int = 2, max_tokens: int = 1024) -> Rig:
     config = {"vocab_size": one.tokenizer.size}
-    return Rig(
-        ScriptedModel(one), FAMILY.kv_geometry(config), FAMILY.state_layout(config), rows=rows, max_tokens=max_tokens
-    )
+    layout = FAMILY.state_layout(config, None)  # type: ignore[arg-type]
+    return Rig(ScriptedModel(one), FAMILY.kv_geometry(config), layout, rows=rows, max_tokens=max_tokens)
 
 
 def prompt(one: Script, text: str = "a") -> list[int]:

@@ -108,6 +108,7 @@ def test_chunks_pages_and_storages_change_nothing(tmp_path, dtype, chunk, prompt
     driver.check_at_rest()
 
 
+@pytest.mark.contract("run.batch")
 def test_streams_beside_each_other_equal_their_solo_runs(tmp_path):
     words = ["long", "hi", "even", "long", "even", "a", "b", "even"]
     prompts = [f"{word} {'z' * (37 * i)}" for i, word in enumerate(words)]
@@ -128,6 +129,7 @@ def test_streams_beside_each_other_equal_their_solo_runs(tmp_path):
     driver.check_at_rest()
 
 
+@pytest.mark.contract("run.drafts")
 @pytest.mark.parametrize("draft", [[0], [1], [3], [0, 2, 5], [62]])
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_change_the_rounds_and_never_the_tokens(tmp_path, draft, seed):
@@ -151,6 +153,7 @@ def test_drafts_change_the_rounds_and_never_the_tokens(tmp_path, draft, seed):
     assert plain[0].timings.draft_n == 0
 
 
+@pytest.mark.contract("run.cut-round")
 def test_a_stop_string_inside_a_speculative_round_ends_the_turn_there(tmp_path):
     driver = Driver(open_engine(tmp_path, {**SCRIPT, "draft": [9]}))
     generation = driver.submit("long", stops=("brown",))
@@ -161,6 +164,7 @@ def test_a_stop_string_inside_a_speculative_round_ends_the_turn_there(tmp_path):
     driver.check_at_rest()
 
 
+@pytest.mark.contract("limit.finish")
 @pytest.mark.parametrize(("limit", "content"), [(1, "T"), (2, "Th"), (7, "The qui")])
 @pytest.mark.parametrize("draft", [[0], [3]])
 def test_the_output_limit_is_exact(tmp_path, limit, content, draft):
@@ -170,6 +174,7 @@ def test_the_output_limit_is_exact(tmp_path, limit, content, draft):
     assert (end(generation).content, end(generation).finish) == (content, "output_limit")
 
 
+@pytest.mark.contract("limit.finish")
 def test_generation_ends_where_the_context_does(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT, "--max-context", "100"))
     generation = driver.submit("forever" + "." * 83)
@@ -217,6 +222,7 @@ def test_a_cancelled_request_frees_its_lane_and_changes_nobody(tmp_path):
         driver.check_at_rest()
 
 
+@pytest.mark.contract("run.order")
 def test_requests_are_admitted_in_order(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT, "--max-concurrency", "2", "--kv-capacity", "8192"))
     generations = [driver.submit(f"hi {i}", max_tokens=limit) for i, limit in enumerate([8000, 8000, 2, 8000, 2])]
@@ -227,6 +233,7 @@ def test_requests_are_admitted_in_order(tmp_path):
     assert started == [0, 1, 2, 3, 4]  # a small request never overtakes a big one whose pages are missing
 
 
+@pytest.mark.contract("run.deadline")
 def test_a_deadline_ends_only_the_waiting(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT))
     running = driver.submit("forever", patience=0.5, max_tokens=50)

@@ -9,6 +9,7 @@ import functools
 import tempfile
 from pathlib import Path
 
+import pytest
 from engines import Driver, end, events, open_engine, text
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ninfer_core.api import ApiError, Result, SamplingRequest
 from ninfer_core.errors import InternalError, Overloaded, QueueTimeout
 
+pytestmark = pytest.mark.contract("run.order", "run.entitlement")
 REPLIES = {"aa": "short", "bb": "A reply of some length, with words and words and words in it.", "cc": "tick " * 30}
 
 
@@ -100,6 +102,19 @@ class Walk(RuleBasedStateMachine):
             raise MemoryError
 
         model.forward = broken
+        self.faults += 1
+
+    @rule()
+    def run_out_of_memory_in_an_admission(self):
+        """The next request that is admitted cannot be."""
+        lanes = self.driver.worker.lanes
+        real = lanes._open_session
+
+        def broken(request):
+            lanes._open_session = real
+            raise MemoryError
+
+        lanes._open_session = broken
         self.faults += 1
 
     @invariant()

@@ -96,6 +96,7 @@ def test_a_client_that_goes_away(driver, folder, phase):
     check_afterwards(driver, others, folder)
 
 
+@pytest.mark.contract("ready.memory")
 @pytest.mark.parametrize("phase", PHASES)
 def test_out_of_memory(driver, folder, phase):
     victim, others = bring_to(driver, phase)
@@ -118,6 +119,49 @@ def test_out_of_memory(driver, folder, phase):
     check_afterwards(driver, [other for other in others if other not in lost], folder)
 
 
+@pytest.mark.contract("ready.memory")
+@pytest.mark.parametrize("phase", ["admitting", "ending"])
+def test_out_of_memory_between_two_phases(driver, folder, phase):
+    """Being admitted it takes the victim alone; where its answer is put together, what ran, and still everybody is
+    told."""
+    place = {"admitting": (driver.worker.lanes, "_open_session"), "ending": (driver.worker._publisher, "finished")}
+    owner, name = place[phase]
+    neighbour = driver.submit("neighbour")
+    driver.step()
+    driver.step()
+    victim = driver.submit("victim")
+    real = getattr(owner, name)
+
+    def broken(*arguments):
+        setattr(owner, name, real)
+        raise MemoryError
+
+    setattr(owner, name, broken)
+    driver.run()
+    assert isinstance(end(victim), InternalError)
+    if phase == "admitting":
+        assert driver.worker.counters.engine_recoveries == 0
+        check_afterwards(driver, [neighbour], folder)
+    else:
+        assert isinstance(end(neighbour), InternalError)
+        check_afterwards(driver, [], folder)
+
+
+@pytest.mark.contract("ready.eight")
+def test_memory_that_stays_short_of_every_admission_ends_the_engine_in_the_end(driver):
+    def broken(request):
+        raise MemoryError
+
+    driver.worker.lanes._open_session = broken
+    waiting = [driver.submit(f"{n}") for n in range(12)]
+    driver.worker._run()
+    assert driver.engine.failed == "InvariantError"
+    failed = [isinstance(end(generation), InternalError) for generation in waiting]
+    assert failed == [True] * 9 + [False] * 3
+    assert all(isinstance(end(generation), Unavailable) for generation in waiting[9:])
+    driver.check_at_rest()
+
+
 @pytest.mark.parametrize("word", ["poisoned at once", "poisoned late", "poisoned last"])
 def test_a_row_of_nan(driver, folder, word):
     victim, others = bring_to(driver, "prefilling", word)
@@ -126,6 +170,38 @@ def test_a_row_of_nan(driver, folder, word):
     seen = "".join(event.text for event in events(victim) if isinstance(event, Delta))
     assert seen == {"poisoned at once": "", "poisoned late": "abcd", "poisoned last": "abcdefgh"}[word]
     check_afterwards(driver, others, folder)
+
+
+def test_a_row_of_nan_beside_a_request_in_each_phase(tmp_path, folder):
+    """The neighbour's logits turn bad at one token after the other, so that every phase of the victim is met."""
+    replies = [{"match": f"bad {n}.", "text": "neighbourly " * 8, "nan_at": n} for n in range(2, 60)]
+    driver = Driver(open_engine(tmp_path, {**SCRIPT, "replies": [*SCRIPT["replies"], *replies]}, *FLAGS))
+    met = set()
+    for n in range(2, 60):
+        bad = driver.submit(f"bad {n}.")
+        driver.step()
+        driver.step()
+        other = driver.submit("neighbour two", max_tokens=4)
+        victim = driver.submit("victim" + "." * 200)
+        before = "queued"
+        while not isinstance(end(bad), InternalError):
+            lane = next((x for x in driver.worker.lanes.active if x.request.generation is victim), None)
+            if lane is not None:
+                done = len(lane.session.token_ids)
+                before = "prefilling" if lane.prefill_remaining else "decoding" if done < 7 else "finishing"
+            driver.step()
+        if end(victim) is None or before == "finishing":
+            met.add(before)
+        driver.run()
+        assert end(victim).content == "abcdefgh"
+        assert end(other).content == "neig"
+        driver.check_at_rest()
+        for generation in (bad, other, victim):
+            generation._unit.done("consumer")
+        if met == set(PHASES):
+            break
+    assert met == set(PHASES)
+    check_afterwards(driver, [], folder)
 
 
 @pytest.mark.parametrize("seconds", [-500.0, 500.0])
@@ -155,6 +231,7 @@ def test_a_stop(driver, phase):
     assert not len(driver.worker.queue)
 
 
+@pytest.mark.contract("stop.failure")
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_plugin_that_raises_ends_the_engine_and_every_request(driver, phase):
     victim, others = bring_to(driver, phase)

@@ -83,6 +83,7 @@ def lease_engine(tmp_path, *flags, context="8192"):
     return Driver(open_engine(tmp_path, {"default": {"text": "la", "finish": "never"}}, *flags))
 
 
+@pytest.mark.contract("run.lease")
 def test_a_lease_reserves_a_window_and_grows_with_the_answer(tmp_path):
     driver = lease_engine(tmp_path)
     driver.worker.lanes._window = 128
@@ -95,6 +96,7 @@ def test_a_lease_reserves_a_window_and_grows_with_the_answer(tmp_path):
     driver.check_at_rest()
 
 
+@pytest.mark.contract("run.lease-short")
 def test_a_lease_the_pool_cannot_extend_ends_the_answer_with_its_limit(tmp_path):
     driver = lease_engine(tmp_path, "--max-concurrency", "2", "--kv-capacity", "8192")
     driver.worker.lanes._window = 4096
@@ -122,6 +124,7 @@ def test_any_mix_of_leases_keeps_the_pages_and_every_token(limits, window, tmp_p
     driver.check_at_rest()
 
 
+@pytest.mark.contract("load.gauges")
 def test_the_figures_of_a_boundary_add_up(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT, "--max-concurrency", "2", "--prefill-chunk", "64"))
     asked = [driver.submit("long" + "." * 100, max_tokens=20) for _ in range(3)]
@@ -148,6 +151,7 @@ def test_the_figures_of_a_boundary_add_up(tmp_path):
     assert done.gauges.kv_pages == done.gauges.state_slots == 0
 
 
+@pytest.mark.contract("metrics.cancelled")
 def test_cancellations_are_counted_where_they_happen(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT, "--prefill-chunk", "64"))
     prefilling, waiting = driver.submit("long" + "." * 300), driver.submit("hi")
@@ -179,6 +183,7 @@ def test_nested_phases_are_counted_once():
     assert set(read.phases) == set(PHASES)
 
 
+@pytest.mark.contract("run.concurrent")
 def test_concurrent_prefill_lets_a_short_prompt_in_beside_a_long_one(tmp_path):
     def first_to_finish(*flags):
         driver = Driver(open_engine(tmp_path, SCRIPT, "--max-concurrency", "2", "--prefill-chunk", "64", *flags))
@@ -191,6 +196,7 @@ def test_concurrent_prefill_lets_a_short_prompt_in_beside_a_long_one(tmp_path):
     assert first_to_finish() == "other"
 
 
+@pytest.mark.contract("run.capacity-auto")
 def test_automatic_capacity_takes_what_memory_has_and_the_lanes_can_use(tmp_path):
     engine = open_engine(tmp_path, SCRIPT, "--kv-capacity", "auto", "--max-concurrency", "3", "--max-context", "1000")
     assert engine.limits.pool_pages == 3 * 16

@@ -26,6 +26,7 @@ def fail_next(driver, error, times=1):
     model.forward = broken
 
 
+@pytest.mark.contract("ready.memory")
 @pytest.mark.parametrize("error", [MemoryError(), torch.cuda.OutOfMemoryError("no room")])
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
 def test_out_of_memory_fails_what_ran_and_keeps_the_queue(tmp_path, error, phase):
@@ -43,6 +44,7 @@ def test_out_of_memory_fails_what_ran_and_keeps_the_queue(tmp_path, error, phase
     driver.check_at_rest()
 
 
+@pytest.mark.contract("ready.recovered")
 def test_after_a_recovery_answers_equal_a_fresh_servers(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT))
     driver.submit("long")
@@ -57,6 +59,7 @@ def test_after_a_recovery_answers_equal_a_fresh_servers(tmp_path):
     assert end(again).token_ids == end(want).token_ids
 
 
+@pytest.mark.contract("ready.eight")
 def test_eight_recoveries_in_a_row_are_survived_and_the_ninth_is_not(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT, "--max-pending-requests", "20"))
     fail_next(driver, MemoryError(), times=8)
@@ -83,6 +86,7 @@ def test_a_completed_unit_ends_the_streak(tmp_path):
     assert driver.worker.snapshot.counters.engine_recoveries == 12
 
 
+@pytest.mark.contract("ready.invariants")
 def test_a_broken_invariant_is_the_engines_end_unless_asked_otherwise(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT))
     fail_next(driver, InvariantError("broken"))

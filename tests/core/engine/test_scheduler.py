@@ -5,11 +5,13 @@ from hypothesis import strategies as st
 from ninfer_core.engine.scheduler import PASSED_OVER, Scheduler, Staged
 
 
+@pytest.mark.contract("run.rounds")
 @pytest.mark.parametrize(("unit", "due"), [(64, 1), (128, 2), (512, 8), (1024, 16), (1, 1), (4096, 16)])
 def test_rounds_before_a_unit_are_proportional_to_it(unit, due):
     assert Scheduler(chunk=1024, rounds=0).due(unit) == due
 
 
+@pytest.mark.contract("run.rounds")
 def test_one_round_per_prefill_alternates_strictly():
     scheduler = Scheduler(chunk=512, rounds=1)
     kinds = []
@@ -28,6 +30,7 @@ def test_nothing_to_do_is_no_unit():
     assert Scheduler(chunk=512, rounds=0).next_unit(staged=None, decode_rows=0, forced_rows=0) is None
 
 
+@pytest.mark.contract("run.staged")
 def test_admission_waits_for_the_staged_prefill_and_for_a_round():
     scheduler = Scheduler(chunk=512, rounds=0)
     assert scheduler.may_admit(staged=0, decoding=0)
@@ -61,10 +64,12 @@ def test_inserted_tokens_come_before_anything_else():
     assert scheduler.next_unit(staged=Staged(0, 10, 0), decode_rows=3, forced_rows=1) == "control"
 
 
+@pytest.mark.contract("run.concurrent")
 def test_concurrent_prefill_admits_beside_a_staged_prompt():
     assert Scheduler(chunk=512, rounds=0, concurrent=True).may_admit(staged=3, decoding=0)
 
 
+@pytest.mark.contract("run.ageing")
 @given(prompts=st.lists(st.integers(1, 20), min_size=2, max_size=8), arrivals=st.lists(st.integers(1, 3), max_size=60))
 def test_no_staged_prompt_waits_longer_than_the_ageing_allows(prompts, arrivals):
     """Short prompts keep arriving; every lane still gets a unit within 8 + (lanes - 2) units of others."""

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import structlog
 from engines import Driver, end, open_engine, run, text
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ SCRIPT = {
     "replies": [
         {"match": "think", "text": THOUGHT + "</think>\n\nDone."},
         {"match": "quick", "text": "no</think>\n\nDone."},
+        {"match": "stray", "text": "x", "finish": "never", "logits": {str(d): 20.0 for d in range(10)}},
         {"match": "even", "text": "t</think>\n\nx", "finish": "never", "logits": {str(d): 20.0 for d in range(10)}},
     ]
 }
@@ -38,6 +40,7 @@ def chat(engine, question, **changes):
 
 
 @given(requested=st.integers(1, 300), output=st.integers(1, 400), guidance=st.integers(0, 60))
+@pytest.mark.contract("chat.budget.window")
 def test_the_effective_budget_is_what_the_contract_says(requested, output, guidance):
     b, c, r = requested, output, guidance + 1
     got = plan_budget(b, c, [0] * guidance).effective
@@ -61,6 +64,7 @@ def test_a_spent_budget_closes_the_reasoning_and_the_answer_follows(tmp_path, bu
     assert engine.worker.snapshot.counters.control_units == 1
 
 
+@pytest.mark.contract("chat.budget.natural")
 def test_reasoning_that_closes_in_time_is_left_alone(tmp_path):
     engine = open_engine(tmp_path, SCRIPT)
     result = chat(engine, "quick", thinking_budget=3)
@@ -79,6 +83,24 @@ def test_a_window_too_short_for_the_close_is_all_thought(tmp_path):
     engine = open_engine(tmp_path, SCRIPT)
     result = chat(engine, "think", thinking_budget=2, max_tokens=R)
     assert (result.reasoning, result.content) == (THOUGHT[:R].rstrip(), "")
+
+
+@pytest.mark.contract("chat.budget.default")
+@pytest.mark.parametrize(
+    ("budget", "limit", "told"),
+    [
+        (10, R + 30, {"thinking_budget": 10}),
+        (10, R + 5, {"thinking_budget": 10, "effective_thinking_budget": 5}),
+        (2, R, {"thinking_budget": 2}),  # cannot be enforced
+        (None, 40, {}),
+    ],
+)
+def test_the_log_names_the_budget_and_the_effective_one_where_it_differs(tmp_path, budget, limit, told):
+    engine = open_engine(tmp_path, SCRIPT)
+    with structlog.testing.capture_logs() as entries:
+        chat(engine, "think", thinking_budget=budget, max_tokens=limit)
+    done = next(entry for entry in entries if entry["event"] == "request_done")
+    assert {name: value for name, value in done.items() if "thinking" in name} == told
 
 
 def test_the_servers_default_caps_only_requests_that_think(tmp_path):
@@ -106,6 +128,7 @@ def test_a_budget_of_one_row_changes_nothing_in_another(tmp_path):
     assert text(free) == THOUGHT + "Done."
 
 
+@pytest.mark.contract("post.switch")
 def test_the_answer_is_sampled_apart_from_the_round_after_the_close(tmp_path):
     def tokens(*flags, **changes):
         engine = open_engine(tmp_path, SCRIPT, *flags)
@@ -122,3 +145,14 @@ def test_the_answer_is_sampled_apart_from_the_round_after_the_close(tmp_path):
     cool = tokens("--post-thinking-sampler", "temp=1,top_k=1")
     assert cool.content == greedy.content
     assert tokens("--post-thinking", thinking=True).content != ""
+
+
+@pytest.mark.contract("post.never")
+def test_reasoning_that_never_closes_keeps_its_sampler(tmp_path):
+    def thought(**changes):
+        sampling = SamplingRequest(seed=5, temperature=1.0)
+        return chat(open_engine(tmp_path, SCRIPT), "stray", sampling=sampling, max_tokens=60, **changes)
+
+    plain = thought()
+    assert len(set(plain.reasoning)) > 3  # ten tokens are equally likely
+    assert thought(post_thinking=SamplingRequest(temperature=0.0)).token_ids == plain.token_ids

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer_core.api import OptionValues, Preset, SamplingRequest
+from ninfer_core.sampling import sampler
 from ninfer_core.sampling.params import SamplingParams, resolve
 from ninfer_core.sampling.sampler import FAILED, OUTSIDE, Column
 from ninfer_core.sampling.sampler import sample as sample_columns
@@ -171,6 +172,7 @@ def reported(row, **changes):
     return sample_columns(torch.tensor([row]), [wanted], len(row))[0].logprob
 
 
+@pytest.mark.contract("logprobs.values", "logprobs.truncation", "logprobs.outlier")
 @settings(deadline=None)
 @given(row=logits, temperature=st.sampled_from([0.0, 0.5, 1.0]), top_k=st.integers(1, 3))
 def test_log_probabilities_are_those_before_truncation(row, temperature, top_k):
@@ -185,12 +187,14 @@ def test_log_probabilities_are_those_before_truncation(row, temperature, top_k):
     assert all(value == pytest.approx(float(want[token]), abs=1e-5) for token, value in found.top)
 
 
+@pytest.mark.contract("logprobs.masked")
 def test_masked_tokens_are_never_listed():
     found = reported([0.0, -math.inf, 1.0, -math.inf], temperature=1.0)
     assert {token for token, _ in found.top} == {0, 2}
     assert OUTSIDE == -9999.0
 
 
+@pytest.mark.contract("logprobs.silent")
 def test_who_does_not_ask_gets_nothing():
     assert sample_columns(torch.zeros(1, 4), [column()], 4)[0].logprob is None
 
@@ -200,3 +204,39 @@ def test_a_tiny_temperature_takes_the_best_token_with_certainty(temperature):
     found = reported([0.0, 20.0, 19.5, -3.0], temperature=temperature)
     assert found.token_id == 1
     assert found.logprob == 0.0
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_drawing_on_a_gpu_gives_the_same_tokens_and_records(data):
+    pytest.importorskip("triton")
+    from ninfer_kernels.sampling import gpu
+
+    vocab = data.draw(st.integers(3, 60))
+    count = data.draw(st.integers(1, 4))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 20)))
+    logits = torch.randn(count, vocab, generator=generator) * 3
+    columns = [
+        Column(
+            params=params(
+                temperature=data.draw(st.sampled_from([0.0, 0.7, 1.0])),
+                top_p=data.draw(st.sampled_from([0.5, 1.0])),
+                top_k=data.draw(st.integers(1, 20)),
+                seed=data.draw(st.integers(-(1 << 63), (1 << 63) - 1)),
+            ),
+            position=data.draw(st.integers(0, 1 << 20)),
+            purpose=DECODE,
+            counts=Counter(),
+            logprobs=data.draw(st.sampled_from([None, 0, 5])),
+        )
+        for _ in range(count)
+    ]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = sampler._drawn_there(gpu, logits.to(device), columns)
+    here = sample_columns(logits, columns, vocab)
+    assert [drawn.token for drawn in there] == [drawn.token for drawn in here]
+    for one, other in zip(there, here, strict=True):
+        assert (one.logprob is None) == (other.logprob is None)
+        if one.logprob is not None and other.logprob is not None:
+            assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)
+            assert [token for token, _ in one.logprob.top] == [token for token, _ in other.logprob.top]

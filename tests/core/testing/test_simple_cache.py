@@ -78,7 +78,7 @@ def test_the_scripted_model_finds_its_memory_in_every_storage(name: str, tmp_pat
     rig = Rig(
         model,
         family.kv_geometry(checkpoint.config),
-        family.state_layout(checkpoint.config),
+        family.state_layout(checkpoint.config, None),  # type: ignore[arg-type]
         dtype=STORAGES[name],
     )
     prompt = [i % 256 for i in range(400)]

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from ninfer_core.api import PromptFormat, ReasoningSyntax
+from ninfer_core.text.tag_calls import TagToolSyntax
 from ninfer_core.text.tokenizer import HFTokenizer
 
 # a busy machine must not fail a property for being slow
@@ -29,6 +30,7 @@ QWEN_TEMPLATE = """\
 {%- if messages[0].role == 'nobody' %}{{ raise_exception('Unexpected role.') }}{% endif %}
 {%- set effort = reasoning_effort | default('medium') %}
 {%- if effort not in ['low', 'medium', 'xhigh'] %}{{ raise_exception('bad effort ' ~ effort) }}{% endif %}
+{%- for tool in tools or [] %}{{ tool | tojson + '\n' }}{% endfor %}
 {%- for message in messages %}
 {%- set content = body(message.content) | trim %}
 {%- if message.role in ('system', 'user', 'tool') %}
@@ -153,6 +155,7 @@ def qwen(byte_level: HFTokenizer) -> PromptFormat:
         reasoning=ReasoningSyntax(open="<think>", close="</think>"),
         thinks_by_default=True,
         thinking_variable="enable_thinking",
+        tools=TagToolSyntax(),
     )
 
 

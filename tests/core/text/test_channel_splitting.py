@@ -89,6 +89,7 @@ def test_without_reasoning_syntax_everything_is_content():
     assert run(["<think>a</think>\nb"], syntax=None, in_reasoning=False) == ("", "<think>a</think>\nb")
 
 
+@pytest.mark.contract("chat.markers.reasoning")
 def test_reasoning_lasts_until_the_close_is_certain():
     splitter = ChannelSplitter(THINK, True)
     splitter.feed("why</think>")

@@ -1,10 +1,12 @@
 """Rendering against transformers, the reference for what a template means."""
 
+import json
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ninfer_core.api import ChatJob, Message, Part, ToolCall
+from ninfer_core.api import ChatJob, Message, Part, Tool, ToolCall
 from ninfer_core.text.prompt import PromptBuilder
 
 utils = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -16,9 +18,8 @@ text = st.lists(
 argument = st.recursive(
     text | st.integers() | st.booleans() | st.none(), lambda x: st.lists(x, max_size=2), max_leaves=4
 )
-call = st.builds(
-    ToolCall, id=st.just("call_1"), name=st.just("f"), arguments=st.dictionaries(text, argument, max_size=2)
-)
+arguments = st.dictionaries(text, argument, max_size=2).map(json.dumps)
+call = st.builds(ToolCall, id=st.just("call_1"), name=st.just("f"), arguments=arguments)
 part = st.builds(Part, text=text)
 message = st.one_of(
     st.builds(Message, role=st.sampled_from(["system", "user", "tool"]), content=st.tuples(part)),
@@ -38,16 +39,20 @@ def as_transformers_takes_it(item: Message) -> dict[str, object]:
         turn["reasoning_content"] = item.reasoning
     if item.tool_calls:
         turn["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
             for c in item.tool_calls
         ]
     return turn
 
 
 @pytest.mark.parametrize("kind", ["qwen", "chatml"])
-@given(messages=st.lists(message, min_size=1, max_size=4), thinking=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
-def test_every_conversation_renders_as_transformers_renders_it(kind, messages, thinking, request):
+@given(
+    messages=st.lists(message, min_size=1, max_size=4),
+    definitions=st.lists(st.dictionaries(text, argument, max_size=2), max_size=2),
+    thinking=st.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+def test_every_conversation_renders_as_transformers_renders_it(kind, messages, definitions, thinking, request):
     format = request.getfixturevalue(kind)
     prompts = PromptBuilder(
         format, default_thinking=thinking, default_effort=None, default_preserve_thinking=None, template_override=None
@@ -55,7 +60,9 @@ def test_every_conversation_renders_as_transformers_renders_it(kind, messages, t
     rendered, _ = utils.render_jinja_template(
         conversations=[[as_transformers_takes_it(item) for item in messages]],
         chat_template=format.template,
+        tools=definitions or None,
         add_generation_prompt=True,
         enable_thinking=thinking,
     )
-    assert prompts.render(ChatJob(messages=tuple(messages))) == rendered[0]
+    tools = tuple(Tool(name=f"t{i}", definition=json.dumps(each)) for i, each in enumerate(definitions))
+    assert prompts.render(ChatJob(messages=tuple(messages), tools=tools)) == rendered[0]

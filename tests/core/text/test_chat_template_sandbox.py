@@ -94,6 +94,7 @@ def test_a_template_reads_as_transformers_renders_it():
     )
 
 
+@pytest.mark.contract("chat.errors.prompt")
 def test_the_templates_own_refusal_reaches_the_client():
     with pytest.raises(ApiError) as caught:
         render("{{ raise_exception('roles must ' ~ 'alternate: ' ~ messages[0].content) }}")

@@ -1,10 +1,11 @@
 import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ninfer_core.api import ApiError, ChatJob, Message, Part, PromptFormat, RawJob, StartupError, ToolCall
+from ninfer_core.api import ApiError, ChatJob, Message, Part, PromptFormat, RawJob, StartupError, Tool, ToolCall
 from ninfer_core.text.prompt import PromptBuilder
 
 
@@ -30,6 +31,10 @@ def spell(format: PromptFormat, ids: tuple[int, ...]) -> str:
 def controls(format: PromptFormat, ids: tuple[int, ...]) -> list[str]:
     words = {number: word for word, number in format.tokenizer.control_tokens.items()}
     return [words[number] for number in ids if number in words]
+
+
+def as_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def refused(build: object, *arguments: object) -> ApiError:
@@ -58,7 +63,9 @@ def test_parts_join_without_a_separator_and_empty_content_is_a_turn(chatml):
 
 def everywhere(word: str) -> ChatJob:
     """A conversation with ``word`` in every string a client can send."""
-    call = ToolCall(id=word, name=f"f{word}", arguments={f"k{word}": f"v{word}", "deep": {word: [word, {"x": word}]}})
+    arguments = {f"k{word}": f"v{word}", "deep": {word: [word, {"x": word}]}}
+    call = ToolCall(id=word, name=f"f{word}", arguments=as_json(arguments))
+    tool = Tool(name="t", definition=as_json({"function": {"name": f"t{word}", f"k{word}": [word]}}))
     return ChatJob(
         messages=(
             say("system", f"s {word}"),
@@ -67,6 +74,7 @@ def everywhere(word: str) -> ChatJob:
             say("tool", word, tool_call_id=word),
             say("user", word, word),
         ),
+        tools=(tool,),
         template_kwargs={"note": f"n{word}", f"key{word}": word},
     )
 
@@ -154,7 +162,7 @@ def test_text_around_a_quoted_control_token_is_tokenized_as_ever(sentencepiece):
 
 
 def test_tool_arguments_keep_their_order_and_are_json(qwen):
-    call = ToolCall(id="1", name="f", arguments={"path": "p", "edits": [{"new": 1.0, "old": "é"}], "all": True})
+    call = ToolCall(id="1", name="f", arguments='{"path": "p", "edits": [{"new": 1.0, "old": "é"}], "all": true}')
     job = ChatJob(messages=(say("user", "q"), say("assistant", tool_calls=(call,)), say("tool", "r", tool_call_id="1")))
     text = builder(qwen).render(job)
     assert (
@@ -229,7 +237,7 @@ def test_tool_results_with_line_numbers_are_sources_to_copy_from(chatml):
 def test_half_a_surrogate_pair_is_refused_wherever_it_stands(qwen):
     prompts = builder(qwen)
     bad = "x\ud83d"
-    call = ToolCall(id="1", name="f", arguments={"k": [bad]})
+    call = ToolCall(id="1", name=f"f{bad}")
     places = {
         "messages[0]": user(bad),
         "messages[1]": ChatJob(messages=(say("user", "q"), say("assistant", "", reasoning=bad, place="messages[1]"))),

@@ -41,6 +41,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fields", "expected"), CASES, ids=[str(fields) for fields, _ in CASES])
+@pytest.mark.contract("chat.preserve", "chat.effort.default")
 def test_the_request_goes_before_the_server_and_the_server_before_the_template(qwen, fields, expected):
     assert shown(qwen, **fields) == expected
 
@@ -60,6 +61,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
+@pytest.mark.contract("chat.kwargs.agree", "chat.kwargs.reserved")
 def test_contradictions_and_reserved_variables_are_refused_by_place(qwen, fields, param):
     with pytest.raises(ApiError) as caught:
         shown(qwen, **fields)
@@ -74,6 +76,7 @@ def efforts(qwen: PromptFormat, template: str) -> dict[str, str]:
     return {effort: shown(qwen, template, effort=effort) for effort in EFFORTS}
 
 
+@pytest.mark.contract("chat.effort.nearest")
 def test_an_effort_the_template_refuses_becomes_the_nearest_one_a_tie_going_up(qwen):
     assert efforts(qwen, THREE) == {
         "minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh", "max": "xhigh"
@@ -82,6 +85,7 @@ def test_an_effort_the_template_refuses_becomes_the_nearest_one_a_tie_going_up(q
     assert nearest_effort("medium", frozenset({"low", "high"})) == "high"
 
 
+@pytest.mark.contract("chat.effort.probe")
 def test_a_template_that_refuses_every_effort_keeps_the_requests_value_and_its_error(qwen):
     with pytest.raises(ApiError, match="no high here"):
         shown(
@@ -115,6 +119,7 @@ def test_the_efforts_a_family_names_narrow_those_its_template_renders(qwen):
     ("thinking", "effort", "flag"),
     [(False, "high", "--no-thinking"), (None, "most", "--default-reasoning-effort")],
 )
+@pytest.mark.contract("chat.effort.default-conflict")
 def test_defaults_that_contradict_each_other_stop_the_start(qwen, thinking, effort, flag):
     with pytest.raises(OptionError, match=flag):
         shown(qwen, default_thinking=thinking, default_effort=effort)

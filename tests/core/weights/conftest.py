@@ -99,6 +99,11 @@ def never(*args: Any) -> Any:
     raise AssertionError("weights are not needed here")
 
 
+def toy_prompt(checkpoint: Any) -> Any:
+    """Nothing here prompts it."""
+    return None
+
+
 TOY = ModelFamily(
     name="toy",
     summary="an embedding and a norm",
@@ -109,7 +114,7 @@ TOY = ModelFamily(
     kv_geometry=lambda config: KVGeometry(heads=(1,), head_dims=(8,)),
     context_length=lambda config: 8,
     hidden_size=lambda config: config["width"],
-    prompt=never,
+    prompt=toy_prompt,
     build=never,
 )
 

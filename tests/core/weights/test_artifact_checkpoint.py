@@ -197,10 +197,15 @@ def test_divisors_of_a_format_without_them_are_refused(write_entry, directory, f
 
 
 def test_an_auxiliary_that_changes_the_matrix_is_never_ignored(make):
-    for role in ("hadamard_signs", "input_columns", "novel"):
+    reasons = {
+        "novel": "is not supported",
+        "hadamard_signs": "is not supported here",
+        "input_columns": "is supported for gguf formats only",
+    }
+    for role, reason in reasons.items():
         checkpoint = make(uses=[{"parameter": "p", "input": "i", "auxiliaries": {role: {"object": "h"}}}])
-        assert refusal(checkpoint, "p", (6, 4)) == f'Use p@i: auxiliary "{role}" is not supported'
-    harmless = {"activation_input_divisor": {"object": "h"}}
+        assert refusal(checkpoint, "p", (6, 4)) == f'Use p@i: auxiliary "{role}" {reason}'
+    harmless = {"activation_input_divisor": parts(("w", 3, 4))}
     checkpoint = make(uses=[{"parameter": "p", "input": "i", "auxiliaries": harmless}])
     assert len(checkpoint.parameter("p", (6, 4))) == 1
 

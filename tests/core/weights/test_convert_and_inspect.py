@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from ninfer_core import options
-from ninfer_core.api import ImportPlan, Source
+from ninfer_core.api import ArtifactError, ImportPlan, Source
 from ninfer_core.cli import convert, inspect
 from ninfer_core.cli.main import guarded
 from ninfer_core.plugins import Plugins
@@ -234,8 +234,11 @@ sys.exit(guarded(convert.COMMAND.run, [{str(folder)!r}, "out.ninfer"]))
 
 
 def inspected(path: object, capsys) -> dict:
-    assert run(inspect, path, "--json") == 0
-    return json.loads(capsys.readouterr().out)
+    """The report; the status says whether a start would refuse the model."""
+    status = run(inspect, path, "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert status == bool(report["refusals"])
+    return report
 
 
 def test_inspect_shows_a_folder_and_its_artifact_alike(toy_folder, tmp_path, capsys):
@@ -294,6 +297,22 @@ def test_inspect_says_what_a_start_would_refuse(toy_folder, toy_plugins, tmp_pat
     assert report["formats"] == {"exl3": 64, "bf16": 16}
 
 
+def test_inspect_says_that_the_prompt_format_would_be_refused(toy_folder, toy_plugins, capsys):
+    def prompt(checkpoint):
+        raise ArtifactError(f"{checkpoint.path}: the checkpoint has no tokenizer.json")
+
+    def broken(checkpoint):
+        raise KeyError("vocab")
+
+    folder, family = toy_folder(), toy_plugins.model_families["toy"]
+    for read, said in (
+        (prompt, f"{folder}: the checkpoint has no tokenizer.json"),
+        (broken, "plugin 'test' failed to read the prompt format of the family 'toy': KeyError: 'vocab'"),
+    ):
+        toy_plugins.model_families._items["toy"] = ("test", replace(family, prompt=read))
+        assert inspected(folder, capsys)["refusals"] == [said]
+
+
 def test_inspect_says_which_parts_are_missing_or_foreign(tmp_path, capsys):
     from ninfer_core.weights.layout_plan import NewArtifact, NewResource
     from ninfer_core.weights.writer import write_artifact
@@ -327,7 +346,7 @@ def test_inspect_shows_a_source_of_an_unknown_family(toy_folder, capsys):
         ("norm.weight", "fp16", 16),
     ]
     assert "not supported" in report["refusals"][0]
-    assert run(inspect, folder) == 0
+    assert run(inspect, folder) == 1
     assert "A start with this model is refused" in capsys.readouterr().out
 
 

@@ -78,6 +78,68 @@ def test_rows_are_reordered_over_the_stack(make):
     assert read(checkpoint, "p", (5, 4)) == [("fp32", torch.cat([A, B])[list(order)].tolist())]
 
 
+def test_rows_may_be_some_of_them(make):
+    checkpoint = make(
+        {"a": A, "b": B},
+        run=Recipe(tensors=("a",), shape=(2, 4), rows=range(1, 3)),
+        picked=Recipe(tensors=("a", "b"), shape=(2, 4), rows=(4, 0)),
+    )
+    assert read(checkpoint, "run", (2, 4)) == [("fp32", A[1:].tolist())]
+    assert read(checkpoint, "picked", (2, 4)) == [("fp32", [B[1].tolist(), A[0].tolist()])]
+
+
+def test_a_tensor_of_three_dimensions_is_the_matrix_of_its_rows(make):
+    stack = torch.arange(24.0).view(2, 3, 4)
+    last, mixed = range(3, 6), (5, 0)
+    checkpoint = make(
+        {"a": stack, "h": stack.half()},
+        last=Recipe(tensors=("a",), shape=(3, 4), rows=last),
+        mixed=Recipe(tensors=("a",), shape=(2, 4), rows=mixed, transform=lambda x: x + 1),
+        half=Recipe(tensors=("h",), shape=(3, 4), rows=last),
+    )
+    assert read(checkpoint, "last", (3, 4)) == [("fp32", stack[1].tolist())]
+    assert read(checkpoint, "half", (3, 4)) == [("fp32", stack[1].tolist())]
+    assert read(checkpoint, "mixed", (2, 4)) == [("fp32", (stack.view(6, 4)[[5, 0]] + 1).tolist())]
+
+
+def test_rows_of_one_tensor_are_told_apart(make):
+    """A conversion stores what has one key once."""
+    recipes = {f"p{i}": Recipe(tensors=("a",), shape=(1, 4), rows=range(i, i + 1)) for i in range(3)}
+    checkpoint = make({"a": A}, **recipes)
+    assert len({checkpoint.pieces(name, (1, 4))[0].key for name in recipes}) == 3
+
+
+def test_derived_tensors_stand_before_the_sources_and_are_read_when_asked_for(formats):
+    asked = []
+
+    def decode():
+        asked.append("codes")
+        return encoded(A + 1, "fp32", (3, 4))
+
+    codes = SourceTensor(name="a", format="u8", shape=(3, 2), read=lambda: pytest.fail("codes are not read alone"))
+    plan = ImportPlan(
+        architecture="B",
+        config={},
+        parameters={"p": Recipe(tensors=("a",), shape=(2, 4), rows=(2, 0))},
+        derived={"a": SourceTensor(name="a", format="fp32", shape=(3, 4), read=decode)},
+        companions={"mtp": {"architectures": ["M"]}},
+    )
+    source = Source(kind="test", path="src", architecture="A", config={}, tensors={"a": codes})
+    checkpoint = ImportedCheckpoint(source, plan, formats)
+    assert dict(checkpoint.companions) == {"mtp": {"architectures": ["M"]}}
+    checkpoint.pieces("p", (2, 4))
+    assert asked == []
+    assert read(checkpoint, "p", (2, 4)) == [("fp32", (A + 1)[[2, 0]].tolist())]
+
+
+def test_columns_stay_where_they_are_and_say_where_they_belong(make):
+    checkpoint = make({"a": A}, p=Recipe(tensors=("a",), shape=(3, 4), columns=(2, 0, 3, 1)))
+    [piece], [tensor] = checkpoint.pieces("p", (3, 4)), checkpoint.parameter("p", (3, 4))
+    assert piece.columns == (2, 0, 3, 1)
+    assert tensor.input is not None and tensor.input.columns.tolist() == [2, 0, 3, 1]
+    assert read(checkpoint, "p", (3, 4)) == [("fp32", A.tolist())]
+
+
 def test_rows_of_bf16_keep_their_bits(make):
     words = torch.tensor([[0x7FC1], [-1]], dtype=torch.int16)
     checkpoint = make({"a": words.view(torch.bfloat16)}, p=Recipe(tensors=("a",), shape=(2, 1), rows=(1, 0)))
@@ -140,6 +202,31 @@ def test_equal_recipes_share_their_bytes(make):
             {"a": A, "b": B.bfloat16()},
             Recipe(tensors=("a", "b"), shape=(5, 4), rows=(0, 1, 2, 3, 4)),
             'parameter "p": rows of several tensors stored as bf16, fp32 cannot be reordered together',
+        ),
+        (
+            {"a": A},
+            Recipe(tensors=("a",), shape=(2, 4), rows=(1, 3)),
+            'parameter "p": needs shape [2, 4], the source has "a" [3, 4]',
+        ),
+        (
+            {"a": A},
+            Recipe(tensors=("a",), shape=(2, 4), rows=range(2, 4)),
+            'parameter "p": needs shape [2, 4], the source has "a" [3, 4]',
+        ),
+        (
+            {"a": A},
+            Recipe(tensors=("a",), shape=(2, 4), rows=range(-1, 1)),
+            'parameter "p": needs shape [2, 4], the source has "a" [3, 4]',
+        ),
+        (
+            {"a": A},
+            Recipe(tensors=("a",), shape=(2, 4), rows=(0, 1, 2)),
+            'parameter "p": needs shape [2, 4], the source has "a" [3, 4]',
+        ),
+        (
+            {"a": A},
+            Recipe(tensors=("a",), shape=(3, 4), columns=(0, 1, 1, 3)),
+            'parameter "p": its columns are no permutation of [4]',
         ),
         (
             {"a": A},

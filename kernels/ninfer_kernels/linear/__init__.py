@@ -1,0 +1,6 @@
+"""Products with dense matrices."""
+
+from . import reference
+from .routes import linear
+
+__all__ = ["linear", "reference"]

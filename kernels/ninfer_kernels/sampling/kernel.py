@@ -1,0 +1,155 @@
+"""The draw of many rows on a GPU, in Triton: candidates, truncation, the counter RNG and the choice.
+
+Legend: R rows, V vocabulary, C chunks of it, K = 20 candidates.
+
+A candidate travels as one int64 that sorts as the domain does: the logit's bits made monotone, then the lower id first.
+"""
+
+import triton
+import triton.language as tl
+
+K = 20
+KP = 32  # K, padded to what tl.arange takes
+LEAST = -(1 << 63)
+
+
+@triton.jit
+def _key(value, token):
+    """fp32 logits and int32 ids -> int64 in rank order. Adding zero makes -0.0 equal 0.0."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (rank.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def _value(key):
+    rank = (key >> 32).to(tl.int32)
+    return (rank ^ ((rank >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _token(key):
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF)
+
+
+@triton.jit
+def _best(keys, K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr):
+    """The K largest of ``keys``, in order, padded with LEAST: [KP]."""
+    o_k = tl.arange(0, KP)
+    found = tl.full([KP], LEAST, tl.int64)
+    for i in range(K):
+        top = tl.max(keys, 0)
+        found = tl.where(o_k == i, top, found)
+        # ids are unique, so one key goes
+        keys = tl.where(keys == top, LEAST, keys)
+    return found
+
+
+@triton.jit
+def candidates_kernel(
+    logits, temperature, keys, peaks, sums, V, stride, C, BV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    LEAST: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one row: its K best into keys [R, C, K], and the pieces of a log-sum-exp at the row's temperature
+    into peaks and sums [R, C]. A NaN anywhere in the chunk makes its sum NaN."""
+    i_c = tl.program_id(0)
+    i_r = tl.program_id(1).to(tl.int64)
+    o_v = i_c * BV + tl.arange(0, BV)
+    m_v = o_v < V
+    b_x = tl.load(logits + i_r * stride + o_v, mask=m_v, other=float("-inf")).to(tl.float32)
+    b_keys = tl.where(m_v & (b_x == b_x), _key(b_x, o_v), LEAST)
+    o_k = tl.arange(0, KP)
+    b_best = _best(b_keys, K, KP, LEAST)
+    tl.store(keys + (i_r * C + i_c) * K + o_k, b_best, mask=o_k < K)
+    b_peak = tl.max(tl.where(b_x == b_x, b_x, float("-inf")), 0)
+    b_base = tl.where(b_peak == float("-inf"), 0.0, b_peak)
+    b_t = tl.load(temperature + i_r)
+    b_sum = tl.sum(tl.where(m_v, tl.exp((b_x - b_base) / b_t), 0.0), 0)
+    tl.store(peaks + i_r * C + i_c, b_peak)
+    tl.store(sums + i_r * C + i_c, b_sum)
+
+
+@triton.jit
+def _mix(x):
+    """The finalizer of splitmix64 (``rng.mix``)."""
+    x = x + 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _uniform(seed, position, purpose):
+    """``rng.uniform``: fp32 in [0, 1) with 24 bits."""
+    key = _mix(seed ^ (position * 0xD1B54A32D192ED03))
+    key = _mix(key ^ (purpose << 21))
+    return (key >> 40).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def draw_kernel(
+    keys, peaks, sums, floats, ints, out_tokens, out_ids, out_logprobs, C, BC: tl.constexpr, BCK: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """One row. floats: [R, 3] temperature (as used by the sums), top_p, min_p; ints: [R, 5] seed, position, purpose,
+    top_k, greedy. out_tokens: [R], -1 where the best logit is not finite or a logit is NaN; out_ids, out_logprobs:
+    [R, K], -1 and -inf where there is no candidate."""
+    i_r = tl.program_id(0).to(tl.int64)
+    o_c, o_ck, o_k = tl.arange(0, BC), tl.arange(0, BCK), tl.arange(0, KP)
+    b_keys = tl.load(keys + i_r * C * K + o_ck, mask=o_ck < C * K, other=LEAST)
+    b_best = _best(b_keys, K, KP, LEAST)
+    m_k = (b_best != LEAST) & (o_k < K)
+    b_logit = tl.where(m_k, _value(b_best), float("-inf"))
+    b_id = tl.where(m_k, _token(b_best), -1)
+    top = tl.max(b_logit, 0)
+    t = tl.load(floats + i_r * 3)
+    top_p = tl.load(floats + i_r * 3 + 1)
+    min_p = tl.load(floats + i_r * 3 + 2)
+    seed = tl.load(ints + i_r * 5).to(tl.uint64, bitcast=True)
+    position = (tl.load(ints + i_r * 5 + 1) & 0xFFFFFFFF).to(tl.uint64)
+    purpose = (tl.load(ints + i_r * 5 + 2) & 0xFFFFFFFF).to(tl.uint64)
+    top_k = tl.load(ints + i_r * 5 + 3)
+    greedy = tl.load(ints + i_r * 5 + 4)
+    # the mass of the whole vocabulary, for log probabilities
+    m_c = o_c < C
+    b_peak = tl.load(peaks + i_r * C + o_c, mask=m_c, other=float("-inf"))
+    b_part = tl.load(sums + i_r * C + o_c, mask=m_c, other=0.0)
+    b_base = tl.where(top == float("-inf"), 0.0, top)
+    b_scaled = tl.where(b_peak == float("-inf"), b_part, b_part * tl.exp((b_peak - b_base) / t))
+    mass = tl.sum(tl.where(m_c, b_scaled, 0.0), 0)
+    tl.store(out_logprobs + i_r * K + o_k, (b_logit - b_base) / t - tl.log(mass), mask=o_k < K)
+    tl.store(out_ids + i_r * K + o_k, b_id, mask=o_k < K)
+    # truncation in rank order, sums in rank order as the reference has them
+    b_w = tl.where(m_k & (o_k < top_k), tl.exp((b_logit - b_base) / t), 0.0)
+    total = 0.0
+    for i in range(K):
+        total += tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
+    first = tl.sum(tl.where(o_k == 0, b_w, 0.0), 0)
+    kept = 0
+    running = 0.0
+    open = 1
+    for i in range(K):
+        w = tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
+        small = (i > 0) & (min_p > 0) & (w < min_p * first)
+        open = tl.where(small, 0, open)
+        kept = tl.where((open == 1) & (w > 0), i + 1, kept)
+        running += w
+        open = tl.where((top_p < 1) & (running >= top_p * total), 0, open)
+    b_w = tl.where(o_k < kept, b_w, 0.0)
+    mass_kept = 0.0
+    for i in range(K):
+        mass_kept += tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
+    target = _uniform(seed, position, purpose) * mass_kept
+    choice = -1
+    last = 0
+    running = 0.0
+    for i in range(K):
+        w = tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
+        running += w
+        choice = tl.where((choice < 0) & (target < running), i, choice)
+        last = tl.where(w > 0, i, last)
+    choice = tl.where(choice < 0, last, choice)
+    choice = tl.where(greedy == 1, 0, choice)
+    token = tl.sum(tl.where(o_k == choice, b_id, 0), 0)
+    sound = (mass == mass) & (top < float("inf")) & (top > float("-inf"))
+    tl.store(out_tokens + i_r, tl.where(sound, token, -1))

@@ -1,0 +1,129 @@
+"""The text model: blocks of Gated DeltaNet and gated attention, and the head.
+
+Legend: T tokens of this step, B rows, L wanted logits, N hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ninfer_core.api import CopySource, StatePart
+from ninfer_core.api.nn import Cache, Runtime, Step, StepOutput, Weights
+from ninfer_kernels.gdn import Rows
+
+from .blocks import Block, Context, DeltaNet, GatedAttention, conv_part, delta_part
+from .config import Qwen35Config
+from .mtp import MtpBlock
+from .names import block_shapes, inventory, layer_prefix
+from .parts import Kernels, Parameters, Rotary
+
+HIDDEN = "hidden"
+"""The state part that holds the final-normed hidden row of the last token: the next MTP step begins with it."""
+
+
+def state_layout(c: Qwen35Config, runtime: Runtime) -> tuple[StatePart, ...]:
+    """Convolution histories, delta states (value row by key column), the frontier's hidden row."""
+    activations = str(runtime.dtype).removeprefix("torch.")
+    kept = "float16" if runtime.options.get("gdn_state_fp16") else "float32"
+    out: list[StatePart] = []
+    if c.gdn_layers:
+        g = c.gdn
+        history, matrix = (g.taps - 1, g.channels), (g.value_heads, g.value_dim, g.key_dim)
+        out += [StatePart(name=conv_part(i), dtype=activations, shape=history, layer=i) for i in c.gdn_layers]
+        out += [StatePart(name=delta_part(i), dtype=kept, shape=matrix, layer=i) for i in c.gdn_layers]
+    return (*out, StatePart(name=HIDDEN, dtype=activations, shape=(c.hidden_size,)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Records:
+    """What ``fold`` needs of a provisional step."""
+
+    layers: tuple[Any, ...]
+    hidden: Tensor  # [T, N] final-normed
+    rows: Rows
+
+
+class Qwen35Model:
+    """``api.nn.Model``."""
+
+    draft_source: CopySource | None = None
+
+    def __init__(self, config: Qwen35Config, weights: Weights, runtime: Runtime) -> None:
+        self.config, self.runtime = config, runtime
+        self.kernels = Kernels(runtime)
+        # first: options that exclude each other are refused before a weight is read
+        self.rotary = Rotary(config, runtime) if config.rope_parameters is not None else None
+        shapes = inventory(config)
+        self.embed = weights.embedding("text/token_embedding", shapes["text/token_embedding"])
+        self.blocks = [self._block(i, kind, weights) for i, kind in enumerate(config.layer_types)]
+        self.final_norm = 1.0 + weights.tensor("text/final_norm", shapes["text/final_norm"])
+        head = "text/token_embedding" if config.tie_word_embeddings else "text/output_head"
+        self.head = weights.linear(head, shapes[head])
+
+    def _block(self, i: int, kind: str, weights: Weights) -> Block:
+        p = Parameters(layer_prefix(i), block_shapes(self.config, kind), weights)
+        if kind == "linear_attention":
+            return Block(DeltaNet(i, self.config, p, self.kernels), self.config, p, self.kernels)
+        cache_layer = self.config.attention_layers.index(i)
+        return Block(GatedAttention(cache_layer, self.config, p, self.kernels), self.config, p, self.kernels)
+
+    @torch.inference_mode()
+    def forward(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> StepOutput:
+        """Logits [L, V] fp32 of the wanted tokens; what follows the last mixer runs for those and the rows' ends."""
+        context = self.context(step, cache, state)
+        x, records = self.embed(step.token_ids), []
+        for block in self.blocks[:-1]:
+            mixed, record = block.mix(x, context)
+            x = block.finish(x, mixed)
+            records.append(record)
+        mixed, record = self.blocks[-1].mix(x, context)
+        records.append(record)
+        wanted = step.logit_index
+        if step.provisional:
+            hidden = self._ended(x, mixed)
+            kept = Records(layers=tuple(records), hidden=hidden, rows=context.rows)
+            return StepOutput(logits=self._logits(hidden.index_select(0, wanted)), records=kept)
+        ends = torch.tensor(step.starts[1:], device=x.device) - 1
+        needed = torch.cat((wanted, ends))
+        hidden = self._ended(x.index_select(0, needed), mixed.index_select(0, needed))
+        context.rows.put(state[HIDDEN], hidden[wanted.shape[0] :])
+        return StepOutput(logits=self._logits(hidden[: wanted.shape[0]]))
+
+    @torch.inference_mode()
+    def fold(self, step: Step, records: Any, kept: Sequence[int] | Tensor, state: Mapping[str, Tensor]) -> None:
+        """Convolutions, delta states and the hidden row move over ``kept[b]`` tokens; 0 leaves a row's bits alone."""
+        counts = tuple(kept.tolist()) if isinstance(kept, Tensor) else tuple(kept)
+        rows = records.rows
+        moved = [b for b, count in enumerate(counts) if count]
+        if not moved:
+            return
+        for block, record in zip(self.blocks, records.layers, strict=True):
+            if isinstance(block.mixer, DeltaNet):
+                block.mixer.fold(record, rows, counts, state)
+        last = torch.tensor([step.starts[b] + counts[b] - 1 for b in moved], device=records.hidden.device)
+        rows.chosen(moved).put(state[HIDDEN], records.hidden.index_select(0, last))
+
+    def context(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> Context:
+        device = step.token_ids.device
+        # a model without full attention has no angles to turn by
+        angles = self.rotary(step.positions) if self.rotary is not None else (torch.empty(0), torch.empty(0))
+        rows = Rows(step.starts, step.state_slots, device)
+        return Context(step=step, angles=angles, rows=rows, cache=cache, state=state)
+
+    def open_mtp(self, weights: Weights) -> MtpBlock:
+        """The multi-token prediction block of the same checkpoint; ArtifactError where it has none."""
+        return MtpBlock(self, weights)
+
+    def _ended(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The last block's second half and the final norm."""
+        return self.kernels.norm.rms_norm(self.blocks[-1].finish(x, mixed), self.final_norm, self.config.rms_norm_eps)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if not hidden.shape[0]:
+            return torch.empty(0, self.head.rows, device=hidden.device)
+        return self.head(hidden).float()
