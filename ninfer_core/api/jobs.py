@@ -59,6 +59,7 @@ class _Job:
     ignore_eos: bool = False
     want_progress: bool = False  # Progress events during prefill
     logprobs: int | None = None  # None: none; N: each content token's log probability and its N likeliest rivals
+    scored: tuple[int, ...] = ()  # tokens whose exact log probability as the first output token is wanted
     request_id: str = ""  # the transport's id, for the log
     protocol: str = ""  # "openai-chat", for the log
 
@@ -79,7 +80,7 @@ class ChatJob(_Job):
     forced_tool: str | None = None  # one of them: the answer starts inside a call to it
     single_call: bool = False  # keep the first call of the answer and drop the rest
     cache_boundary: bool = False  # a hint as in ``Part``, for the end of the prompt
-    session_key: str | None = None  # 1 to 256 bytes: conversations of one key continue each other; never part of a prompt
+    session_key: str | None = None  # 1 to 256 bytes: prompts of one key continue each other; never part of one
     session_read_only: bool = False  # the session may be taken up from, and is left as it was
 
 
@@ -202,6 +203,36 @@ class Result:
     logprobs: tuple[TokenLogprob, ...] = ()
     calls: tuple[GeneratedCall, ...] = ()
     tool_report: ToolReport = field(default_factory=ToolReport)
+    scores: tuple[float, ...] = ()  # one for each of the job's ``scored``
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What the model thinks of some first tokens of its answer. ``logprobs``: natural logarithms, over the whole
+    vocabulary at temperature 1, whatever the server's sampler is."""
+
+    logprobs: tuple[float, ...]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotCheckpoint:
+    """Where a later request can take a kept session up: the first ``frontier`` tokens of it."""
+
+    frontier: int
+    digest: str  # of those tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """One place where a conversation lives: it is being answered there, is kept there, or nothing is."""
+
+    index: int
+    is_processing: bool = False
+    prompt_tokens: int = 0  # of the running request, or the depth of what is kept
+    cached_tokens: int = 0  # of these: reused, or kept
+    digest: str | None = None  # of the tokens kept; None: nothing is kept
+    checkpoints: tuple[SlotCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,6 +282,9 @@ class ModelInfo:
     has_chat: bool
     thinks_by_default: bool
     longest_token: int | None = None  # bytes of text that one token stands for, at most; None: no such bound
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # of a silent request; seed None: drawn anew each time
+    default_max_tokens: int | None = None  # None: derived from the prompt and the lane's share
+    speculative: bool = False  # something drafts
 
 
 class Engine(Protocol):
@@ -262,6 +296,16 @@ class Engine(Protocol):
         """Prepare and submit; every refusal is an ApiError raised here, before any output."""
 
     async def complete(self, job: RawJob) -> Generation: ...
+
+    async def score(self, jobs: Sequence[ChatJob], tokens: Sequence[int]) -> list[Score]:
+        """What the model thinks of each of ``tokens`` as the first one of each job's answer. Nothing is generated.
+
+        As many run at a time as there are lanes and free places; each waits its turn like a request of its own. The
+        first refusal ends them all, and its ``param`` is the place of that job's last message.
+        """
+
+    def slots(self) -> tuple[Slot, ...]:
+        """Every slot, as of the engine's last boundary; neither asks nor waits for it."""
 
     async def render(self, job: ChatJob) -> str:
         """The prompt a chat request renders to, as text.

@@ -14,6 +14,7 @@ from typing import Any
 from ninfer_core.api import Command, Option, choice, integer, string
 
 MIB = 1 << 20
+DRAFT_HEAD_ROWS = 131072
 USAGE = "ninfer convert SOURCE OUT.ninfer [options]"
 OPTIONS = (
     Option(
@@ -30,6 +31,20 @@ OPTIONS = (
         parse=string,
         help="how scales and codes are chosen, where a format has several ways (grouped_search: slower, closer)",
         default_text="each format's usual one",
+    ),
+    Option(
+        flag="--draft-head-ranking",
+        metavar="FILE",
+        parse=string,
+        help="store a short output head for drafting, of the tokens with the highest counts in FILE (int64 each, "
+        "little-endian, one per row of the head)",
+    ),
+    Option(
+        flag="--draft-head-rows",
+        metavar="N",
+        parse=integer(1, 1 << 24),
+        help="rows of the draft head",
+        default_text="131072, or every token of a smaller vocabulary",
     ),
     Option(
         flag="--name",
@@ -70,12 +85,14 @@ def run(argv: Sequence[str]) -> int:
             for warning in (*warnings_of(checkpoint), *left_out(family, checkpoint)):
                 print(f"warning: {warning}", file=sys.stderr)
             origin = os.path.basename(os.path.abspath(source))
+            draft = _draft_head(family, checkpoint, plugins, values)
             new = new_artifact(
                 family,
                 checkpoint,
                 plugins.weight_formats,
                 weights=values["weights"],
                 encoder=values["encoder"],
+                draft=draft,
                 name=values["name"],
                 origin=origin,
             )
@@ -94,6 +111,23 @@ def run(argv: Sequence[str]) -> int:
 
 
 COMMAND = Command(name="convert", summary="import a Hugging Face folder or GGUF file as a .ninfer artifact", run=run)
+
+
+def _draft_head(family: Any, checkpoint: Any, plugins: Any, values: Any) -> Any:
+    """The proposal head asked for, or None."""
+    from ninfer_core.errors import OptionError
+
+    ranking, rows = values["draft_head_ranking"], values["draft_head_rows"]
+    if ranking is None:
+        if rows is not None:
+            raise OptionError("--draft-head-rows needs --draft-head-ranking")
+        return None
+    from ninfer_core.weights.draft_head import draft_head, public_tokens
+    from ninfer_core.weights.proposal import OUTPUT
+
+    shape = tuple(family.inventory(checkpoint.config)[OUTPUT])
+    rows = rows or min(DRAFT_HEAD_ROWS, public_tokens(checkpoint, shape[0]))
+    return draft_head(checkpoint, plugins.weight_formats, shape, ranking, rows)
 
 
 def _wrote(checkpoint: Any, advance: Callable[[int], None], count: int) -> None:

@@ -38,3 +38,33 @@ class CapacityUnit:
             self._capacity.held -= 1
             if self._capacity.held < 0:
                 raise InvariantError("capacity: more units returned than taken")
+
+
+class Seat:
+    """One unit for several generations, one after the other: nobody takes the place between two of them."""
+
+    def __init__(self, unit: CapacityUnit) -> None:
+        self._unit = unit
+        self._busy = False
+        self._left = False
+
+    def take(self) -> Seat:
+        """For the next generation. The one before it has ended."""
+        self._busy = True
+        return self
+
+    def done(self, side: str) -> None:
+        """As a generation says it: its consumer has let go, or the engine is through with it."""
+        if side == "engine":
+            self._busy = False
+            self._settle()
+
+    def leave(self) -> None:
+        """No generation follows. The unit is returned once the engine is through with the last one."""
+        self._left = True
+        self._unit.done("consumer")
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._left and not self._busy:
+            self._unit.done("engine")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ninfer_core.api import (
@@ -22,13 +22,16 @@ from ninfer_core.api import (
     PromptFormat,
     RawJob,
     SamplingRequest,
+    Score,
+    Slot,
     Started,
     Unavailable,
 )
-from ninfer_core.engine.capacity import Capacity, CapacityUnit
+from ninfer_core.engine.capacity import Capacity, CapacityUnit, Seat
 from ninfer_core.engine.generation import LocalGeneration
 from ninfer_core.engine.publisher import empty_result
 from ninfer_core.engine.request import OutputBudget, Request, output_budget
+from ninfer_core.engine.scoring import take_turns
 from ninfer_core.engine.thinking import ThinkingBudget, plan_budget
 from ninfer_core.engine.worker import Worker
 from ninfer_core.errors import QueueTimeout
@@ -135,6 +138,42 @@ class LocalEngine:
     async def complete(self, job: RawJob) -> LocalGeneration:
         return await self._submit(job, lambda: self._prompts.raw(job))
 
+    async def score(self, jobs: Sequence[ChatJob], tokens: Sequence[int]) -> list[Score]:
+        async def judge(job: ChatJob, seat: Seat) -> Score:
+            asked = replace(job, max_tokens=1, scored=tuple(tokens))
+            try:
+                generation = await self._submit(asked, lambda: self._prompts.chat(asked), seat)
+            except ApiError as error:
+                if error.status == 400 and job.messages:
+                    error.param = job.messages[-1].place or error.param
+                raise
+            async with generation:
+                result = await generation.result()
+            return Score(logprobs=result.scores, prompt_tokens=result.prompt_tokens)
+
+        if not jobs:
+            return []
+        try:
+            first = self.capacity.acquire()
+        except ApiError:
+            self.rejected += 1
+            raise
+        return await take_turns(jobs, judge, first, self.capacity, self.limits.max_concurrency)
+
+    def slots(self) -> tuple[Slot, ...]:
+        at_work = {one.lane: one for one in self.worker.snapshot.running}
+        slots = []
+        for lane in range(self.limits.max_concurrency):
+            one = at_work.get(lane)
+            slots.append(
+                Slot(index=lane)
+                if one is None
+                else Slot(
+                    index=lane, is_processing=True, prompt_tokens=one.prompt_tokens, cached_tokens=one.reused_tokens
+                )
+            )
+        return tuple(slots)
+
     async def render(self, job: ChatJob) -> str:
         return await self._host(lambda: self._prompts.render(job))
 
@@ -184,19 +223,24 @@ class LocalEngine:
     async def _on(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
-    async def _submit(self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt]) -> LocalGeneration:
+    async def _submit(
+        self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt], seat: Seat | None = None
+    ) -> LocalGeneration:
+        """``seat``: a place in the house that is held already."""
         try:
-            return await self._accept(job, build)
+            return await self._accept(job, build, seat)
         except Exception:
             self.rejected += 1
             raise
 
-    async def _accept(self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt]) -> LocalGeneration:
+    async def _accept(
+        self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt], seat: Seat | None
+    ) -> LocalGeneration:
         closed = self.worker.queue.closed_with
         if closed is not None:
             raise closed
         deadline = time.monotonic() + self.limits.pending_timeout_seconds
-        unit = self.capacity.acquire()
+        unit = self.capacity.acquire() if seat is None else seat.take()
         try:
             try:
                 prepared = await asyncio.wait_for(self._on(self._preparing, build), self.limits.pending_timeout_seconds)
@@ -214,7 +258,9 @@ class LocalEngine:
         assert request.generation is not None
         return request.generation
 
-    def _request(self, job: ChatJob | RawJob, prepared: PreparedPrompt, deadline: float, unit: CapacityUnit) -> Request:
+    def _request(
+        self, job: ChatJob | RawJob, prepared: PreparedPrompt, deadline: float, unit: CapacityUnit | Seat
+    ) -> Request:
         prompt = len(prepared.ids)
         if prompt > self.limits.max_context:
             raise ContextLengthExceeded(prompt, self.limits.max_context)
@@ -245,6 +291,7 @@ class LocalEngine:
             reasoning=prepared.reasoning,
             in_reasoning=prepared.in_reasoning,
             tools=prepared.tools,
+            scored=job.scored,
             raw=isinstance(job, RawJob),
             params=params,
             stop_ids=frozenset() if job.ignore_eos else self.format.stop_ids,

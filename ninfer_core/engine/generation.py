@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ninfer_core.api import ApiError, Done, Event, Result
-from ninfer_core.engine.capacity import CapacityUnit
+from ninfer_core.engine.capacity import CapacityUnit, Seat
 
 
 class LocalGeneration:
     """An ``api.Generation``. Events arrive through ``deliver`` on the event loop; only two flags cross threads the
     other way: ``cancelled``, which the engine samples at its boundaries, and ``only_end``, which its outbox reads."""
 
-    def __init__(self, *, sampling: Mapping[str, Any], max_tokens: int, unit: CapacityUnit) -> None:
+    def __init__(self, *, sampling: Mapping[str, Any], max_tokens: int, unit: CapacityUnit | Seat) -> None:
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.cancelled = False

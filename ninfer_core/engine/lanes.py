@@ -44,6 +44,7 @@ class Lane:
     unpublished: list[int] = field(default_factory=list)  # committed tokens no event has carried yet
     marks: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # records waiting for their text
     records: list[TokenLogprob] = field(default_factory=list)  # records published
+    scores: tuple[float, ...] = ()  # of the request's ``scored``, once the first token is drawn
 
     @property
     def prompt_tokens(self) -> int:

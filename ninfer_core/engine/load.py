@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -21,6 +20,7 @@ from ninfer_core.api import (
     OptionValues,
     PromptFormat,
     Refusal,
+    SamplingRequest,
     SpecContext,
     StartupError,
 )
@@ -41,6 +41,7 @@ from ninfer_core.kv.pages import PAGE_TOKENS, PagePool, pages_for
 from ninfer_core.kv.state import StatePool
 from ninfer_core.nn.loader import CheckpointWeights
 from ninfer_core.plugins import Plugins
+from ninfer_core.sampling.params import resolve
 from ninfer_core.text.output import OutputSession
 from ninfer_core.text.prompt import PromptBuilder
 from ninfer_core.weights.checkpoint import checkpoint_facts, open_checkpoint
@@ -115,7 +116,7 @@ def _compose(
         graphs=graphs,
     )
     engine = LocalEngine(
-        info=_info(family, checkpoint, format, limits, values),
+        info=_info(family, checkpoint, format, limits, values, speculative=bool(_all_sources(sources, built))),
         format=format,
         prompts=_prompts(format, values, limits.max_context),
         worker=_worker(program, limits, format, _all_sources(sources, built), values),
@@ -339,9 +340,20 @@ def _prompts(format: PromptFormat, values: OptionValues, max_context: int) -> Pr
 
 
 def _info(
-    family: ModelFamily, checkpoint: Checkpoint, format: PromptFormat, limits: EngineLimits, values: Mapping[str, Any]
+    family: ModelFamily,
+    checkpoint: Checkpoint,
+    format: PromptFormat,
+    limits: EngineLimits,
+    values: OptionValues,
+    *,
+    speculative: bool,
 ) -> ModelInfo:
     facts = checkpoint_facts(checkpoint)
+    thinks = format.thinks_by_default and not (
+        values["no_thinking"] or values.get("default_reasoning_effort") == "none"
+    )
+    preset = format.thinking_preset if thinks and format.thinking_preset is not None else format.preset
+    sampling = resolve(SamplingRequest(), preset, values).describe()
     return ModelInfo(
         id=values.get("model_id") or checkpoint.name or checkpoint.architecture,
         path=os.fspath(checkpoint.path),
@@ -356,6 +368,9 @@ def _info(
         weight_formats=tuple(facts.formats),
         max_concurrency=limits.max_concurrency,
         has_chat=format.template is not None or values.get("chat_template") is not None,
-        thinks_by_default=format.thinks_by_default and not values["no_thinking"],
+        thinks_by_default=thinks,
         longest_token=getattr(format.tokenizer, "longest_token", None),
+        sampling={**sampling, "seed": values.get("seed")},
+        default_max_tokens=limits.default_max_tokens,
+        speculative=speculative,
     )

@@ -81,7 +81,7 @@ class Program:
             lane.space.cover(end)
             fed = [lane.ledger[lane.frontier : end]]
             step = self._step([lane], fed, wanted=[1 if last else 0], provisional=False)
-        columns = [_column(lane, lane.prompt_tokens, PREFILL)] if last else []
+        columns = [_column(lane, lane.prompt_tokens, PREFILL, scored=lane.request.scored)] if last else []
         drawn, _ = self._run(step, columns)
         row = Row(lane=lane, tokens=[one.token for one in drawn], drawn=drawn)
         return Pending(step=step, rows=[row], advanced=[count])
@@ -222,7 +222,9 @@ class Program:
         return torch.split(flat.to(self.device), [len(values) for values in lists])
 
 
-def _column(lane: Lane, position: int, purpose: int, ahead: tuple[int, ...] = ()) -> Column:
+def _column(
+    lane: Lane, position: int, purpose: int, ahead: tuple[int, ...] = (), scored: tuple[int, ...] = ()
+) -> Column:
     return Column(
         params=lane.params,
         position=position,
@@ -230,4 +232,5 @@ def _column(lane: Lane, position: int, purpose: int, ahead: tuple[int, ...] = ()
         counts=lane.counts,
         ahead=ahead,
         logprobs=lane.request.logprobs,
+        scored=scored,
     )

@@ -180,6 +180,7 @@ def _result(lane: Lane, finish: FinishReason, stop_string: str | None, timings: 
         logprobs=tuple(lane.records),
         calls=tuple(session.calls),
         tool_report=session.tool_report,
+        scores=lane.scores,
     )
 
 

@@ -36,6 +36,7 @@ class Request:
     submitted: float  # monotonic seconds
     generation: LocalGeneration | None  # None: the engine's own warm-up
     tools: ToolReading | None = None  # None: the answer is text alone
+    scored: tuple[int, ...] = ()  # tokens whose log probability as the first output token is wanted
     transport_id: str = ""  # the frontend's id of the exchange, for the log
     protocol: str = ""  # likewise
 

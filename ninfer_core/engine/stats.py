@@ -57,6 +57,14 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: float
 
 
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in a lane."""
+
+    lane: int
+    prompt_tokens: int
+    reused_tokens: int = 0
+
+
 class HostWork(msgspec.Struct, frozen=True, kw_only=True):
     """The engine thread's wall time, each segment counted once, in seconds."""
 
@@ -76,6 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gauges: Gauges
     host: HostWork
     queue: tuple[Waiting, ...] = ()
+    running: tuple[Running, ...] = ()
     at: float = 0.0  # monotonic seconds
 
 

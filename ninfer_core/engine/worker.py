@@ -20,7 +20,7 @@ from ninfer_core.engine.publisher import Publisher
 from ninfer_core.engine.queue import WaitingQueue
 from ninfer_core.engine.request import Request
 from ninfer_core.engine.scheduler import Scheduler, Staged
-from ninfer_core.engine.stats import EMPTY, Counters, Gauges, HostClock, Snapshot, Waiting
+from ninfer_core.engine.stats import EMPTY, Counters, Gauges, HostClock, Running, Snapshot, Waiting
 from ninfer_core.errors import InternalError, QueueTimeout
 from ninfer_core.sampling.sampler import FAILED
 from ninfer_core.text.output import Taken
@@ -264,6 +264,7 @@ class Worker:
         lane = row.lane
         if lane.first_token is None:
             lane.first_token = now
+            lane.scores = row.drawn[0].scores if row.drawn else ()
         else:
             self.counters.committed_decode_tokens += piece.kept
         lane.last_token = now
@@ -337,6 +338,7 @@ class Worker:
                 Waiting(request_id=request.id, position=at, wait_seconds=max(now - request.submitted, 0.0))
                 for at, request in enumerate(waiting)
             ),
+            running=tuple(Running(lane=lane.index, prompt_tokens=lane.prompt_tokens) for lane in active),
             at=now,
         )
 

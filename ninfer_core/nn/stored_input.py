@@ -31,7 +31,8 @@ class ChangedInputLinear:
 
 def rotated(x: Tensor) -> Tensor:
     """``(1/32) H`` times every 1024 elements of x [T, K], in fp32."""
-    return hadamard.rotate(x.float().view(-1, BLOCK)).view(x.shape)
+    blocks: Tensor = hadamard.rotate(x.float().view(-1, BLOCK))
+    return blocks.view(x.shape)
 
 
 def meant_rows(change: StoredInput, rows: Tensor) -> Tensor:

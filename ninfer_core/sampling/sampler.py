@@ -7,7 +7,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -35,6 +35,7 @@ class Column:
     counts: Counter[int]  # generated tokens so far, for penalties
     ahead: tuple[int, ...] = ()  # drafts before this column that are not counted yet
     logprobs: int | None = None  # rivals to report; None: nothing to report
+    scored: tuple[int, ...] = ()  # tokens whose exact log probability is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Drawn:
 
     token: int
     logprob: TokenLogprob | None = None
+    scores: tuple[float, ...] = ()
 
 
 def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> list[Drawn]:
@@ -51,6 +53,21 @@ def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> lis
     Every row depends on its own logits and column alone, so neighbours cannot change it.
     """
     z = logits[:, :public_tokens]
+    drawn = _drawn(z, columns)
+    for row, column in enumerate(columns):
+        if column.scored:
+            drawn[row] = replace(drawn[row], scores=_scores(z[row], column.scored))
+    return drawn
+
+
+def _scores(z: Tensor, tokens: Sequence[int]) -> tuple[float, ...]:
+    """Log probabilities in the model's own distribution: all of the vocabulary, no penalties, temperature 1."""
+    exact = z.double()
+    mass = torch.logsumexp(exact, -1)
+    return tuple((exact[list(tokens)] - mass).tolist())
+
+
+def _drawn(z: Tensor, columns: Sequence[Column]) -> list[Drawn]:
     if any(column.params.penalized for column in columns):
         z = _penalized(z, columns)
     if z.is_cuda and (gpu := on_gpu()) is not None:

@@ -26,6 +26,8 @@ from ninfer_core.api import (
     Progress,
     RawJob,
     Result,
+    Score,
+    Slot,
     Started,
     Timings,
     TokenLogprob,
@@ -49,6 +51,15 @@ INFO = ModelInfo(
     max_concurrency=2,
     has_chat=True,
     thinks_by_default=False,
+    sampling={
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": None,
+    },
 )
 TIMINGS = Timings(cache_n=3, prompt_n=2, prompt_ms=4.0, predicted_n=2, predicted_ms=10.0)
 
@@ -60,7 +71,8 @@ class FakeEngine:
     arguments stand for its markup; a job of one call gets the first. ``refusal`` is raised before any output,
     ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs`` holds what was submitted,
     ``cancelled`` the generations that were left before their end. A job that asks for log probabilities gets one record
-    per byte of content, -0.25 each, its rivals the bytes that follow it.
+    per byte of content, -0.25 each, its rivals the bytes that follow it. ``score`` gives the logprob that ``scores`` has
+    for a token where the job's text holds a word of it, else -10.
     """
 
     def __init__(
@@ -76,8 +88,12 @@ class FakeEngine:
         refusal: ApiError | None = None,
         failure: ApiError | None = None,
         pause_seconds: float = 0.0,
+        scores: Mapping[str, Mapping[int, float]] | None = None,
+        slots: Sequence[Slot] = (Slot(index=0), Slot(index=1)),
     ) -> None:
         self.info = info
+        self.scores = scores or {}
+        self._slots = tuple(slots)
         self.pieces: list[tuple[Channel, str] | GeneratedCall] = [
             ("content", piece) if isinstance(piece, str) else piece for piece in pieces
         ]
@@ -98,6 +114,24 @@ class FakeEngine:
 
     async def complete(self, job: RawJob) -> FakeGeneration:
         return self._submit(job)
+
+    async def score(self, jobs: Sequence[ChatJob], tokens: Sequence[int]) -> list[Score]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.jobs.extend(jobs)
+        await asyncio.sleep(self.pause_seconds)
+        if self.failure is not None:
+            raise self.failure
+        return [self._score(job, tokens) for job in jobs]
+
+    def _score(self, job: ChatJob, tokens: Sequence[int]) -> Score:
+        text = "".join(message.text for message in job.messages)
+        told = next((told for word, told in self.scores.items() if word in text), {})
+        logprobs = tuple(told.get(token, -10.0) for token in tokens)
+        return Score(logprobs=logprobs, prompt_tokens=self.prompt_tokens)
+
+    def slots(self) -> tuple[Slot, ...]:
+        return self._slots
 
     async def render(self, job: ChatJob) -> str:
         return "".join(f"[{message.role}]{message.text}" for message in job.messages) + "[assistant]"

@@ -41,7 +41,8 @@ class Opened:
 
     def value(self, name: str) -> Tensor:
         """A parameter's numbers."""
-        return self._weights.tensor(name, self.inventory[name])
+        found: Tensor = self._weights.tensor(name, self.inventory[name])
+        return found
 
     def forms(self, name: str) -> list[str]:
         """The formats of a parameter's parts; nothing is read."""

@@ -85,6 +85,8 @@ class WeightFormatContract:
             pytest.skip(f"{self.format.name} has no packed route for {shape}")
         parts = [self.sample(shape, 5), self.sample(shape, 6)]
         linear = self.format.cpu_linear(parts)
+        if linear is None:
+            pytest.skip(f"{self.format.name} has no packed route for {shape}")
         assert linear.rows == 2 * shape[0]
         x = random_tensor((tokens, shape[1]), 7)
         dense = torch.cat([self.format.decode(part) for part in parts]).double()

@@ -153,6 +153,10 @@ class Marked(str):
     _places: list[int]
     _marks: Marks
 
+    @property
+    def mark(self) -> str:
+        return self._marks.mark
+
     def __str__(self) -> str:
         return self
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from .json_text import WrittenFloat, WrittenInt
+from .provenance import Marked
 
 _PLAIN = msgspec.json.Encoder()
 
@@ -68,7 +69,8 @@ class _Writer:
         encoded = _PLAIN.encode(str.__str__(text)).decode()
         if not self.ensure_ascii:
             return encoded
-        return "".join(char if char < "\x7f" else _escaped(char) for char in encoded)
+        mark = text.mark if isinstance(text, Marked) else ""
+        return "".join(char if char < "\x7f" or char == mark else _escaped(char) for char in encoded)
 
 
 def _scalar(value: Any) -> str:

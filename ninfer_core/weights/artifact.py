@@ -41,7 +41,9 @@ class ArtifactCheckpoint:
             table = "; this is an n-gram table artifact" if "ngram" in components else ""
             raise ArtifactError(f"{self.path}: no text component{table}")
         self.config: Mapping[str, Any] = components["text"].config
-        self.companions = {name: component.config for name, component in components.items() if name != "text"}
+        self.companions: Mapping[str, Mapping[str, Any]] = {
+            name: component.config for name, component in components.items() if name != "text"
+        }
         self.architecture = _architecture(self.config, self.path)
         self.name: str | None = container.directory.metadata.get("name")
         self._auxiliaries = Auxiliaries(container)

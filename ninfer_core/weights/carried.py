@@ -77,7 +77,7 @@ def _binding(container: Container, binding: Binding, objects: MutableMapping[Has
 
 
 def _next_id(objects: Mapping[Hashable, NewTensor]) -> str:
-    return f"auxiliary/{sum(isinstance(key, tuple) and key[:1] == ('auxiliary',) for key in objects):06d}"
+    return f"auxiliary/{len(objects):06d}"
 
 
 def _read(container: Container, name: str) -> list[memoryview]:

@@ -7,7 +7,7 @@ conversion never holds more than one of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from ninfer_core.registry import Registry
 from . import carried
 from .artifact import ArtifactCheckpoint
 from .directory import elements
+from .draft_head import DraftHead
 from .imported import ROWS_ARE_BYTES, encode
 from .layout_plan import NewArtifact, NewResource, NewTensor
 from .names import listed, quoted
 from .packing import candidates
+from .proposal import HEAD as PROPOSAL
 from .recipes import KEEP, targets
 from .resources import ROLES, check_resource, check_tokens
 from .stored import Piece, StoredCheckpoint, encoded_size, full_inventory
@@ -51,14 +53,16 @@ def new_artifact(
     *,
     weights: str = KEEP,
     encoder: str | None = None,
+    draft: DraftHead | None = None,
     name: str | None = None,
     origin: str = "",
 ) -> NewArtifact:
     """The artifact of a checkpoint that ``bind`` found complete.
 
     ``weights``: a scheme of ``recipes.SCHEMES``. ``encoder``: the method where a format has it; ArtifactError when none
-    of them has. Parameters that are the same bytes (a tied head) share one object. ``origin`` is the source's name, for
-    the record. Raises ArtifactError for resources that do not belong to the model.
+    of them has. ``draft``: a proposal head to store, in place of the one an artifact has. ``origin`` is the source's
+    name, for the record. Parameters that are the same bytes (a tied head) share one object. Raises ArtifactError for
+    resources that do not belong to the model.
     """
     config = msgspec.to_builtins(dict(checkpoint.config))
     if list(config.get("architectures") or ()) != [checkpoint.architecture]:
@@ -66,12 +70,16 @@ def new_artifact(
         raise ArtifactError(f"{checkpoint.path}: models of the {family.name} family have no artifact form")
     wanted = targets(family, checkpoint, formats, weights)
     inventory = full_inventory(family, checkpoint)
-    plan = _Plan(checkpoint, formats, wanted, encoder)
     proposal: Mapping[str, Any] = {}
-    if isinstance(checkpoint, ArtifactCheckpoint):
+    if draft is not None:
+        inventory |= draft.shapes
+        wanted |= draft.wanted
+        proposal = draft.proposal
+    elif isinstance(checkpoint, ArtifactCheckpoint):
         extra, proposal = carried.proposal(checkpoint)
         inventory |= extra
-    plan.add(inventory)
+    plan = _Plan(checkpoint, formats, wanted, encoder)
+    plan.add(inventory, draft.pieces if draft is not None else {})
     if encoder is not None and not plan.encoder_used:
         raise ArtifactError(f"{checkpoint.path}: --weights {weights} stores nothing that encoder {encoder} could make")
     uses = plan.uses(_inputs(family, checkpoint))
@@ -100,11 +108,12 @@ def new_artifact(
 
 
 def _inputs(family: ModelFamily, checkpoint: StoredCheckpoint) -> dict[str, tuple[str, ...]]:
-    """The inputs of each matrix; a drafter beside the text model multiplies by the text model's head too."""
+    """The inputs of each matrix; a drafter beside the text model multiplies by the text model's heads too."""
     found = dict(family.uses(checkpoint.config))
+    drafted = tuple(f"{name}/final_hidden" for name in checkpoint.companions if name in DRAFTERS)
     if HEAD in found:
-        found[HEAD] += tuple(f"{name}/final_hidden" for name in checkpoint.companions if name in DRAFTERS)
-    return found
+        found[HEAD] += drafted
+    return {**found, PROPOSAL: drafted}
 
 
 def left_out(family: ModelFamily, checkpoint: StoredCheckpoint) -> tuple[str, ...]:
@@ -151,10 +160,15 @@ class _Plan:
         self.objects: dict[Hashable, NewTensor] = {}
         self.bindings: dict[str, Any] = {}
         self._parameters: dict[str, _Parameter] = {}
+        self._given: Collection[str] = ()
 
-    def add(self, inventory: Mapping[str, Shape]) -> None:
-        """Bind every parameter: in a parent with its neighbours where they go together, else by itself."""
-        self._parameters = {name: self._parameter(name, shape) for name, shape in inventory.items()}
+    def add(self, inventory: Mapping[str, Shape], given: Mapping[str, tuple[Piece, ...]]) -> None:
+        """Bind every parameter: in a parent with its neighbours where they go together, else by itself.
+
+        ``given``: what the checkpoint does not have, by parameter.
+        """
+        self._given = given
+        self._parameters = {name: self._parameter(name, shape, given.get(name)) for name, shape in inventory.items()}
         packed = self._packed()
         for name, parameter in self._parameters.items():
             if name in self.bindings:
@@ -171,7 +185,7 @@ class _Plan:
         """A Use per parameter and input; those of an artifact are carried over where the parameter is kept."""
         found: list[dict[str, Any]] = []
         for name, parameter in self._parameters.items():
-            if isinstance(self.checkpoint, ArtifactCheckpoint) and parameter.target is None:
+            if isinstance(self.checkpoint, ArtifactCheckpoint) and parameter.target is None and name not in self._given:
                 stored = self.checkpoint.container.directory.uses_of.get(name, ())
                 found += [carried.use(self.checkpoint, use, self.objects) for use in stored]
                 continue
@@ -183,8 +197,9 @@ class _Plan:
             ]
         return found
 
-    def _parameter(self, name: str, shape: Shape) -> _Parameter:
-        pieces = self.checkpoint.pieces(name, shape)
+    def _parameter(self, name: str, shape: Shape, pieces: tuple[Piece, ...] | None) -> _Parameter:
+        if pieces is None:
+            pieces = self.checkpoint.pieces(name, shape)
         target = self.wanted.get(name)
         if target is not None and all(piece.format in (target, "int32") for piece in pieces):
             target = None

@@ -90,7 +90,8 @@ def bf16_linear(tensors: Sequence[EncodedTensor]) -> Linear | None:
 
     if tensors[0].shape[1] % CPU_BLOCK or why_not_native() is not None:
         return None
-    return linear("bf16", [Matrix(tensor.data, *tensor.shape) for tensor in tensors])
+    product: Linear = linear("bf16", [Matrix(tensor.data, *tensor.shape) for tensor in tensors])
+    return product
 
 
 def quantize_bf16(x: Tensor) -> EncodedTensor:

@@ -156,10 +156,10 @@ def _artifact_rows(container: Container) -> tuple[TensorRow, ...]:
             bound.add(item.id)
             rows.append(_object_row(name, item, part.begin, part.end))
     beside = {part.object for use in directory.uses for binding in use.auxiliaries.values() for part in binding.parts}
-    for item in directory.objects.values():
-        if isinstance(item, TensorObject) and item.id not in bound:
-            what = "auxiliary" if item.id in beside else "unbound"
-            rows.append(_object_row(f"({what}) {item.id}", item, 0, elements(item.shape)))
+    for rest in directory.objects.values():
+        if isinstance(rest, TensorObject) and rest.id not in bound:
+            what = "auxiliary" if rest.id in beside else "unbound"
+            rows.append(_object_row(f"({what}) {rest.id}", rest, 0, elements(rest.shape)))
     return tuple(rows)
 
 

@@ -74,6 +74,6 @@ def token_ids(checkpoint: ArtifactCheckpoint, public_tokens: int) -> Tensor:
                 f"{checkpoint.path}: parameter {quoted(TOKEN_IDS)}: expected int32, found {part.format}"
             )
     ids = torch.cat([part.data.clone().view(torch.int32) for part in parts]).long()
-    if len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= public_tokens:
+    if len(set(ids.tolist())) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= public_tokens:
         raise ArtifactError(f"{checkpoint.path}: proposal token ids must be unique and in [0,{public_tokens})")
     return ids

@@ -50,6 +50,17 @@ def check_tokens(resources: Mapping[str, bytes], vocab_size: int, where: str) ->
     return count
 
 
+def special_tokens(resources: Mapping[str, bytes], where: str) -> set[int]:
+    """The ids whose entries are flagged ``special``, of a tokenizer that ``check_tokens`` found sound."""
+    entries = list(_object(resources["tokenizer.json"], "tokenizer.json", where).get("added_tokens") or ())
+    found = {entry["id"] for entry in entries if entry.get("special")}
+    config = resources.get("tokenizer_config.json")
+    if config:
+        decoder = _object(config, "tokenizer_config.json", where).get("added_tokens_decoder") or {}
+        found |= {int(token_id) for token_id, entry in decoder.items() if entry.get("special")}
+    return found
+
+
 def _entries(resources: Mapping[str, bytes], where: str) -> Iterator[tuple[int, str]]:
     tokenizer = _object(resources["tokenizer.json"], "tokenizer.json", where)
     model = tokenizer.get("model")

@@ -39,7 +39,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this fold
 import qwen35_oracle as oracle
 
 PLUGINS = {"qwen35", "llama", "kv_bf16"}
-GREEDY = SamplingRequest(temperature=0.0, seed=1)
+# the family's preset has a presence penalty
+GREEDY = SamplingRequest(temperature=0.0, presence_penalty=0.0, seed=1)
 NEW = 20
 LENGTHS = (1, 2, 63, 64, 65, 130, 300, 700)
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -33,7 +33,13 @@ def test_a_client_that_leaves_cancels_its_generation(serve, wire, path, body, st
     async def run():
         site = serve(FakeEngine(pieces=["x"] * 1000, pause_seconds=0.01))
         line = wire(path=path, body=msgspec.json.encode({**body, "stream": stream}))
-        await exchange(site, line, leave_after=0.05)
+        task = asyncio.ensure_future(exchange(site, line))
+        for _ in range(4000):
+            if line.streaming.is_set() if stream else site.engine.running:
+                break
+            await asyncio.sleep(0.001)
+        line.gone.set()
+        await task
         return site, line
 
     site, line = asyncio.run(run())

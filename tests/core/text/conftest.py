@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import hypothesis
 import msgspec
 import pytest
@@ -11,6 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from ninfer_core.api import PromptFormat, ReasoningSyntax
 from ninfer_core.text.tag_calls import TagToolSyntax
 from ninfer_core.text.tokenizer import HFTokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `tool_answers`
 
 # a busy machine must not fail a property for being slow
 hypothesis.settings.register_profile("text", deadline=None)

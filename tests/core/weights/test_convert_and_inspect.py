@@ -142,7 +142,10 @@ def test_an_artifact_can_replace_itself(toy_folder, toy_plugins, tmp_path):
         ([], "convert needs SOURCE"),
         (["a"], "convert needs OUT.ninfer"),
         (["a", "b", "c"], "convert got 'c'"),
-        (["a", "b", "--weights", "q4"], "--weights 'q4' is not accepted; it takes one of keep, bf16, fp32"),
+        (
+            ["a", "b", "--weights", "q4"],
+            "--weights 'q4' is not accepted; it takes one of keep, bf16, fp32, fp8, groupwise-int, nvfp4",
+        ),
         (["a", "b", "--max-file-mib", "0"], "--max-file-mib '0' is not accepted"),
         (["a", "b", "--weight", "bf16"], "did you mean --weights?"),
         (["a", "/no/such/folder/b"], "there is no folder /no/such/folder"),
