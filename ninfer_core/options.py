@@ -205,7 +205,17 @@ def _values(table: Iterable[Offer], found: dict[str, list[tuple[str, Any]]]) -> 
         else:
             values[option.key] = False if option.default is None and not offer.takes_value else option.default
     given = frozenset(offer.option.key for offer in table if offer.option.flag in found)
-    return OptionValues(values, given)
+    shown = [offer for offer in table if not offer.option.secret]
+    words = [word for offer in shown for raw, _ in found.get(offer.option.flag, []) for word in _spelled(offer, raw)]
+    return OptionValues(values, given, tuple(words))
+
+
+def _spelled(offer: Offer, raw: str) -> tuple[str, ...]:
+    """One answer as a command line has it."""
+    flag = offer.option.flag
+    if not offer.takes_value:
+        return (flag,)
+    return (f"{flag}={raw}",) if raw.startswith("--") else (flag, raw)
 
 
 def _unknown(flag: str, words: Iterable[str], command: str) -> str:

@@ -70,6 +70,9 @@ class FrontendContext(Protocol):
     def engines(self) -> tuple[Engine, ...]:
         """Every loaded engine."""
 
+    async def ended(self) -> None:
+        """Returns once the server stops: streams that would go on for ever end then."""
+
     async def read_chat(self, body: Body) -> tuple[Engine, ChatJob]:
         """A Chat Completions body, read by the frontend that offers ``read_chat``; NotFound when none is loaded."""
 

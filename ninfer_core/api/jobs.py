@@ -304,6 +304,9 @@ class Engine(Protocol):
         first refusal ends them all, and its ``param`` is the place of that job's last message.
         """
 
+    def first_token(self, text: str) -> int:
+        """The token an answer that begins with this text begins with."""
+
     def slots(self) -> tuple[Slot, ...]:
         """Every slot, as of the engine's last boundary; neither asks nor waits for it."""
 

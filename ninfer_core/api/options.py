@@ -35,11 +35,13 @@ class Option:
 
 
 class OptionValues(Mapping[str, Any]):
-    """The parsed options of one engine, by key, defaults filled in; ``given`` holds the keys the operator set."""
+    """The parsed options of one engine, by key, defaults filled in; ``given`` holds the keys the operator set,
+    ``words`` how they were set, secrets left out."""
 
-    def __init__(self, values: Mapping[str, Any], given: frozenset[str]) -> None:
+    def __init__(self, values: Mapping[str, Any], given: frozenset[str], words: tuple[str, ...] = ()) -> None:
         self._values = dict(values)
         self.given = given
+        self.words = words
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]

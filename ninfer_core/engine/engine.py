@@ -160,6 +160,9 @@ class LocalEngine:
             raise
         return await take_turns(jobs, judge, first, self.capacity, self.limits.max_concurrency)
 
+    def first_token(self, text: str) -> int:
+        return self._prompts.first_token(text)
+
     def slots(self) -> tuple[Slot, ...]:
         at_work = {one.lane: one for one in self.worker.snapshot.running}
         slots = []

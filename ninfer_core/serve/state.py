@@ -58,6 +58,9 @@ class Context:
     def engines(self) -> tuple[Engine, ...]:
         return () if self.state.engine is None else (self.state.engine,)
 
+    async def ended(self) -> None:
+        await self.state.ended.wait()
+
     async def read_chat(self, body: Body) -> tuple[Engine, ChatJob]:
         for frontend in self.frontends:
             if frontend.read_chat is not None:

@@ -71,8 +71,8 @@ class FakeEngine:
     arguments stand for its markup; a job of one call gets the first. ``refusal`` is raised before any output,
     ``failure`` after the last piece. ``pause_seconds`` passes before each event. ``jobs`` holds what was submitted,
     ``cancelled`` the generations that were left before their end. A job that asks for log probabilities gets one record
-    per byte of content, -0.25 each, its rivals the bytes that follow it. ``score`` gives the logprob that ``scores`` has
-    for a token where the job's text holds a word of it, else -10.
+    per byte of content, -0.25 each, its rivals the bytes that follow it. ``scores``: log probabilities of tokens by a
+    word of the job's text; other tokens have -10.
     """
 
     def __init__(
@@ -129,6 +129,9 @@ class FakeEngine:
         told = next((told for word, told in self.scores.items() if word in text), {})
         logprobs = tuple(told.get(token, -10.0) for token in tokens)
         return Score(logprobs=logprobs, prompt_tokens=self.prompt_tokens)
+
+    def first_token(self, text: str) -> int:
+        return text.encode()[0]
 
     def slots(self) -> tuple[Slot, ...]:
         return self._slots
@@ -296,6 +299,7 @@ class FakeContext:
     def __init__(self, engine: Engine, options: OptionValues | None = None, *, extra: Sequence[Engine] = ()) -> None:
         self.options = options or OptionValues({}, frozenset())
         self._engines = (engine, *extra)
+        self.stopped = asyncio.Event()
 
     def engine(self, model: str | None, *, param: str = "model") -> Engine:
         if not model:
@@ -307,6 +311,9 @@ class FakeContext:
 
     def engines(self) -> tuple[Engine, ...]:
         return self._engines
+
+    async def ended(self) -> None:
+        await self.stopped.wait()
 
     async def read_chat(self, body: Body) -> tuple[Engine, ChatJob]:
         """The plainest reading of a Chat Completions body in memory: ``model`` and messages of text."""

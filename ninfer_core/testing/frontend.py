@@ -62,6 +62,7 @@ class ProtocolFrontendContract:
     serves; one that takes ``"stream": true`` is listed in ``streaming``. ``params`` fills path parameters.
     ``refusing``: POST paths that refuse whatever they are sent. ``statuses``: the refusals, by code, that leave with a
     status of this protocol's own. ``model_is_a_label``: the name of the model is the client's own and never refused.
+    ``endless``: GET paths whose stream goes on until the server stops.
     """
 
     frontend: ClassVar[ProtocolFrontend]
@@ -71,6 +72,7 @@ class ProtocolFrontendContract:
     refusing: ClassVar[frozenset[str]] = frozenset()
     statuses: ClassVar[Mapping[str, int]] = {}
     model_is_a_label: ClassVar[bool] = False
+    endless: ClassVar[frozenset[str]] = frozenset()
 
     def opened(self, engine: FakeEngine | None = None) -> Frontend:
         values = OptionValues({option.key: option.default for option in self.frontend.options}, frozenset())
@@ -158,6 +160,24 @@ class ProtocolFrontendContract:
             if route.method == "GET":
                 assert self._ask(route, b"").status < 500, route.path
 
+    def test_endless_streams_end_with_the_server(self) -> None:
+        for route in self.opened().routes:
+            if route.path in self.endless:
+                context = FakeContext(FakeEngine(), OptionValues({}, frozenset()))
+                opened = self.frontend.open(context)
+
+                async def listen(
+                    opened: Frontend = opened, route: Route = route, context: FakeContext = context
+                ) -> None:
+                    response = await answer(opened, same_route(opened, route), self.params, b"")
+                    assert response.stream is not None, f"{route.path}: no stream"
+                    assert await anext(response.stream), f"{route.path}: an empty chunk"
+                    context.stopped.set()
+                    async with asyncio.timeout(10):
+                        await delivered(opened, response)
+
+                asyncio.run(listen())
+
     @pytest.mark.parametrize("error", [Overloaded(), QueueTimeout(), ContextLengthExceeded(9000, 4096), Unavailable()])
     def test_a_refusal_of_the_engine_keeps_its_status(self, error: ApiError) -> None:
         for route in self._generating():
@@ -208,7 +228,8 @@ class ProtocolFrontendContract:
         return msgspec.json.encode({**self.bodies[route.path], **({"stream": True} if stream else {})})
 
     def _refused(self, response: HttpResponse, what: str) -> None:
-        assert 400 <= response.status < 500, f"{what}: {response.status} {response.body!r}"
+        # 501: what the operator has not turned on
+        assert 400 <= response.status < 500 or response.status == 501, f"{what}: {response.status} {response.body!r}"
         assert response.stream is None
         shape = msgspec.json.decode(self.opened().envelope(REFUSALS[0], REQUEST_ID).body)
         body = msgspec.json.decode(response.body)
@@ -220,7 +241,9 @@ class ProtocolFrontendContract:
         opened = self.opened(engine)
 
         async def ask() -> HttpResponse:
-            return await delivered(opened, await answer(opened, same_route(opened, route), self.params, body))
+            first = 1 if route.path in self.endless else None
+            response = await answer(opened, same_route(opened, route), self.params, body)
+            return await delivered(opened, response, at_most=first)
 
         return asyncio.run(ask())
 

@@ -91,6 +91,10 @@ class PromptBuilder:
         """The same prompt as text."""
         return self._render(job)[1].text
 
+    def first_token(self, text: str) -> int:
+        """The token an answer begins with that begins with ``text``."""
+        return self._encode_text(text, first=False)[0]
+
     def raw(self, job: RawJob) -> PreparedPrompt:
         """A raw prompt: a control token's spelling is that token; ``invalid_prompt`` for an unknown id."""
         ids: list[int] = []

@@ -83,6 +83,9 @@ class ToolReader:
     def feed(self, text: str) -> list[Piece]:
         """What is certain now, in order: content first, calls after it."""
         out: list[Piece] = []
+        if self._is_plain(text):
+            out.append(text)
+            return out
         while text:
             if self._in is _In.TEXT:
                 text = self._scan(text, out)
@@ -114,6 +117,17 @@ class ToolReader:
         return out
 
     # ------------------------------------------------------------------ content
+
+    def _is_plain(self, text: str) -> bool:
+        """The common case: a piece of content with nothing held before it and nothing in it to hold."""
+        return (
+            self._in is _In.TEXT
+            and text != ""
+            and not self._begun
+            and self._space is None
+            and text[-1] not in WHITE_SPACE
+            and not self._markers.may_begin_in(text)
+        )
 
     def _scan(self, text: str, out: list[Piece]) -> str:
         """Pass content on up to a marker; what is left to read, from the marker on."""
@@ -295,6 +309,9 @@ class _Markers:
         self._begun = {marker[:size] for marker in markers for size in range(1, len(marker))}
         self._firsts = re.compile("[" + "".join(sorted({re.escape(marker[0]) for marker in markers})) + "]")
         self._longest = max(map(len, markers))
+
+    def may_begin_in(self, text: str) -> bool:
+        return self._firsts.search(text) is not None
 
     def overlap(self, text: str) -> int:
         """Characters at the end of ``text`` that a marker may begin with."""

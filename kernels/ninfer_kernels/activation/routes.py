@@ -1,4 +1,5 @@
-"""Which implementation gates: a compiled one for the few rows of a decode round, torch's own for the rest."""
+"""Which implementation gates: on a GPU Triton, on a CPU a compiled one for the few rows of a decode round and torch's
+own for the rest."""
 
 from __future__ import annotations
 
@@ -11,11 +12,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from ninfer_kernels.device import gpu_route
+
 FEW_ROWS = 64
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """``reference.swiglu``, contiguous; in bf16 and fp16 the gate is rounded once more before the product."""
+    """``reference.swiglu``, contiguous; on a CPU in bf16 and fp16 the gate is rounded once more before the product."""
+    gpu = gpu_route(gate_up, __package__)
+    if gpu is not None and gate_up.dim() == 2 and gpu.serves(gate_up):
+        return gpu.swiglu(gate_up)  # type: ignore[no-any-return]
     few = gate_up.dim() == 2 and gate_up.shape[0] <= FEW_ROWS and gate_up.dtype is torch.float32
     if few and gate_up.is_cpu and gate_up.is_contiguous() and (compiled := _compiled()):
         rows, width = gate_up.shape
@@ -28,6 +34,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """``reference.sigmoid_gate``."""
+    gpu = gpu_route(x, __package__)
+    if gpu is not None and gpu.serves(x) and torch.broadcast_shapes(x.shape, gate.shape) == x.shape:
+        return gpu.sigmoid_gate(x, gate)  # type: ignore[no-any-return]
     return torch.sigmoid(gate.float()).mul(x).to(x.dtype)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-from types import ModuleType
-
 import torch
 from torch import Tensor
+
+from ninfer_kernels.device import gpu_route
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -17,16 +15,6 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if x.dtype != weight.dtype:
         return torch.mm(x.to(weight.dtype), weight.t()).to(x.dtype)
     few = x.is_cuda and 0 < x.shape[0] <= 16 and x.dtype in HALF
-    if few and x.stride(1) == 1 and weight.is_contiguous() and (gpu := _gpu()) is not None:
+    if few and x.stride(1) == 1 and weight.is_contiguous() and (gpu := gpu_route(x, __package__)) is not None:
         return gpu.linear(x, weight)  # type: ignore[no-any-return]
     return torch.mm(x, weight.t())
-
-
-@functools.cache
-def _gpu() -> ModuleType | None:
-    try:
-        from . import gpu
-    except Exception as error:
-        logging.getLogger(__name__).warning("linear: torch route, no Triton kernel (%s)", type(error).__name__)
-        return None
-    return gpu

@@ -19,6 +19,12 @@ def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
     return rms_norm(x_THD, weight_HD, eps)
 
 
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x += delta``, summed in fp32 and rounded to x's dtype, then ``rms_norm`` of what x now holds."""
+    x.copy_(x.float() + delta.float())
+    return rms_norm(x, weight, eps)
+
+
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``rms_norm(x) * SiLU(gate)``, all in fp32 with one rounding to the gate's dtype at the end.
 

@@ -1,4 +1,5 @@
-"""Which implementation normalises: a compiled one for the few rows of a decode round, torch's own for the rest."""
+"""Which implementation normalises: on a GPU Triton, on a CPU a compiled one for the few rows of a decode round and
+torch's own for the rest."""
 
 from __future__ import annotations
 
@@ -11,11 +12,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from ninfer_kernels.device import gpu_route
+
 FEW_ROWS = 64
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``reference.rms_norm``; x: [..., H] fp32, fp16 or bf16; weight: [H] fp32."""
+    gpu = gpu_route(x, __package__)
+    if gpu is not None and gpu.serves(x):
+        return gpu.rms_norm(x, weight, eps)  # type: ignore[no-any-return]
     if x.dtype is not weight.dtype:
         return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
     rows, width = x.shape[0], x.shape[-1]
@@ -26,14 +32,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``reference.add_rms_norm``."""
+    gpu = gpu_route(x, __package__)
+    if gpu is not None and x.dim() == 2 and gpu.serves(x, delta):
+        return gpu.add_rms_norm(x, delta, weight, eps)  # type: ignore[no-any-return]
+    return rms_norm(x.add_(delta), weight, eps)
+
+
 def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
     """``reference.head_rms_norm``; x may be a view of a stacked projection."""
+    gpu = gpu_route(x_THD, __package__)
+    if gpu is not None and gpu.serves(x_THD, weight_HD):
+        return gpu.head_rms_norm(x_THD, weight_HD, eps)  # type: ignore[no-any-return]
     normed = F.rms_norm(x_THD.float(), x_THD.shape[-1:], None, eps)
     return normed.mul_(weight_HD).to(x_THD.dtype)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``reference.gated_rms_norm``."""
+    gpu = gpu_route(x, __package__)
+    if gpu is not None and gpu.serves(x, gate):
+        return gpu.gated_rms_norm(x, gate, weight, eps)  # type: ignore[no-any-return]
     return F.rms_norm(x.float(), weight.shape, weight, eps).mul_(F.silu(gate.float())).to(gate.dtype)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ninfer_kernels.device import gpu_route
+
 from . import cpu
 from .layout import Rows, Stored
 
@@ -20,8 +22,11 @@ WIDEST_COMPILED = 64  # tokens a row may have in a step; longer chunks are the b
 
 def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float) -> Tensor:
     """``reference.attend`` on the fastest route there is. q: [T, H, D] any float -> [T, H, D] fp32."""
-    if q_THD.is_cuda and (gpu := _gpu()) is not None and gpu.serves(q_THD, keys, values):
+    gpu = gpu_route(q_THD, __package__)
+    if gpu is not None and gpu.serves(q_THD, keys, values):
         return gpu.attend(q_THD, keys, values, rows, scale)  # type: ignore[no-any-return]
+    if rows.uploaded is not None:
+        raise RuntimeError("attention of a recorded step needs a kernel for its head dimension and stored form")
     if keys.is_cast and values.is_cast and q_THD.device.type == "cpu" and rows.widest <= WIDEST_COMPILED:
         stored = keys.planes[0].dtype
         group = q_THD.shape[1] // keys.heads
@@ -44,16 +49,6 @@ def compiled(head_dim: int, group: int, stored: torch.dtype) -> tuple[ModuleType
     except Exception as error:
         log.warning("paged attention: torch route, compiling failed (%s)", type(error).__name__)
         return None
-
-
-@functools.cache
-def _gpu() -> ModuleType | None:
-    try:
-        from . import gpu
-    except Exception as error:
-        log.warning("paged attention: torch route, no Triton kernel (%s)", type(error).__name__)
-        return None
-    return gpu
 
 
 @functools.cache

@@ -2,6 +2,6 @@
 
 from . import frequencies, reference
 from .reference import axis_rotation, interpolated, rotation
-from .routes import rotate
+from .routes import norm_rotate, rotate
 
-__all__ = ["axis_rotation", "frequencies", "interpolated", "reference", "rotate", "rotation"]
+__all__ = ["axis_rotation", "frequencies", "interpolated", "norm_rotate", "reference", "rotate", "rotation"]

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ninfer_kernels.norm.reference import head_rms_norm
+
 
 def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every angle ``position * frequency``.
@@ -44,3 +46,8 @@ def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
     c = cos[..., :half]
     return torch.cat((a * c - b * sin, b * c + a * sin, rest), dim=-1).to(x_THD.dtype)
+
+
+def norm_rotate(x_THD: Tensor, weight_HD: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """``rotate`` of ``head_rms_norm``, which is rounded to x's dtype in between."""
+    return rotate(head_rms_norm(x_THD, weight_HD, eps), cos, sin)

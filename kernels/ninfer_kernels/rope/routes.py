@@ -1,5 +1,5 @@
-"""Which implementation rotates: a compiled one for the few tokens of a decode round, torch's own for the rest. The
-angles of a step are computed once and serve every layer."""
+"""Which implementation rotates: on a GPU Triton, on a CPU a compiled one for the few tokens of a decode round and torch's
+own for the rest. The angles of a step are computed once and serve every layer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ninfer_kernels.device import gpu_route
+from ninfer_kernels.norm import head_rms_norm
+
 FEW_TOKENS = 64
 
 
 def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``reference.rotate``, contiguous; x may be a view of a stacked projection."""
+    gpu = gpu_route(x_THD, __package__)
+    if gpu is not None and gpu.serves(x_THD, cos, sin):
+        return gpu.rotate(x_THD, cos, sin)  # type: ignore[no-any-return]
     T, H, D = x_THD.shape
     R = cos.shape[-1]
     few = T <= FEW_TOKENS and x_THD.dtype is torch.float32 and x_THD.is_cpu
@@ -33,6 +39,14 @@ def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if R == D:
         return rotated.to(x_THD.dtype).contiguous()
     return torch.cat((rotated.to(x_THD.dtype), x_THD[..., R:]), dim=-1)
+
+
+def norm_rotate(x_THD: Tensor, weight_HD: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """``reference.norm_rotate``, contiguous; x may be a view of a stacked projection."""
+    gpu = gpu_route(x_THD, __package__)
+    if gpu is not None and gpu.serves(x_THD, cos, sin):
+        return gpu.norm_rotate(x_THD, weight_HD, eps, cos, sin)  # type: ignore[no-any-return]
+    return rotate(head_rms_norm(x_THD, weight_HD, eps), cos, sin)
 
 
 @functools.cache

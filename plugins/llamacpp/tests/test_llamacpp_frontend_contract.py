@@ -25,6 +25,10 @@ class ReadingContext(FakeContext):
         return self.engine(found.model), ChatJob(messages=turns)
 
 
+RERANK = {"query": "q", "documents": ["a", {"text": "b"}], "model": "fake", "top_n": 1, "return_documents": True}
+TEI = {"query": "q", "texts": ["a", "b"], "model": "fake", "return_text": True, "instruction": "i"}
+
+
 class TestLlamaCpp(ProtocolFrontendContract):
     frontend = ninfer_protocol_frontends()[0]
     bodies: ClassVar = {
@@ -33,7 +37,15 @@ class TestLlamaCpp(ProtocolFrontendContract):
         "/tokenize": {"content": "hi", "with_pieces": True, "model": "fake"},
         "/detokenize": {"tokens": [104, 105], "model": "fake"},
         "/apply-template": {"messages": ["hi"], "model": "fake"},
+        "/v1/rerank": RERANK,
+        "/v1/reranking": RERANK,
+        "/rerank": TEI,
+        "/reranking": TEI,
+        "/models/load": {"model": "fake"},
     }
+    refusing = frozenset({"/slots/{id_slot}", "/models/unload", "/models/sleep"})
+    params: ClassVar = {"id_slot": "0"}
+    endless = frozenset({"/models/sse"})
     streaming = frozenset({"/completion", "/completions"})
 
     def opened(self, engine: FakeEngine | None = None) -> Frontend:

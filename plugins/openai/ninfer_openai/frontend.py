@@ -10,11 +10,12 @@ import msgspec
 
 from ninfer_core.api import ChatJob, Engine, Frontend, FrontendContext, HttpRequest, HttpResponse, Route
 from ninfer_core.api.http import Body, beside, decode, error_response, event_stream, json_response
+from ninfer_core.api.model_card import model_card
 from ninfer_core.api.tool_sets import dropped_headers
 
 from . import chat, completions
 from .answers import Head
-from .models import model_list, model_object
+from .models import model_list
 from .responses.routes import Responses
 from .values import StreamOptions
 
@@ -97,7 +98,7 @@ class OpenAI:
 
     async def model(self, request: HttpRequest) -> HttpResponse:
         """``GET /v1/models/{id}``."""
-        return json_response(model_object(self._context.engine(request.params["model_id"], param="model").info))
+        return json_response(model_card(self._context.engine(request.params["model_id"], param="model").info))
 
     async def read_chat(self, raw: Body) -> tuple[Engine, ChatJob]:
         """A chat body as a job, for frontends that render or count it."""

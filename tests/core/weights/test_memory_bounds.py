@@ -134,4 +134,4 @@ def test_a_load_takes_little_more_than_the_artifact(folder, artifacts, scheme):
     if not out.exists():
         grew(CONVERT.format(words=[str(folder), str(out), "--weights", scheme]))
     work = LOAD.format(path=str(out), inner=INNER, hidden=HIDDEN)
-    assert grew(work) < out.stat().st_size + 30 * MIB
+    assert grew(work) < out.stat().st_size + 60 * MIB

@@ -1,0 +1,34 @@
+"""The launch of the Triton route."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from .kernel import rotate_kernel
+
+
+def serves(x_THD: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the kernel takes them: something to turn, heads and angles contiguous."""
+    return x_THD.numel() > 0 and x_THD.stride(-1) == 1 and cos.is_contiguous() and sin.is_contiguous()
+
+
+def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``reference.rotate``, contiguous."""
+    return _launch(x_THD, cos, cos, sin, 0.0, norm=False)
+
+
+def norm_rotate(x_THD: Tensor, weight_HD: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """``reference.norm_rotate``, contiguous."""
+    return _launch(x_THD, weight_HD.contiguous(), cos, sin, eps, norm=True)
+
+
+def _launch(x_THD: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *, norm: bool) -> Tensor:
+    T, H, D = x_THD.shape
+    y = torch.empty(T, H, D, dtype=x_THD.dtype, device=x_THD.device)
+    rotate_kernel[(T, H)](
+        x_THD, weight, cos, sin, y, eps, x_THD.stride(0), x_THD.stride(1),
+        H=H, D=D, R=cos.shape[-1], BD=max(16, triton.next_power_of_2(D)), NORM=norm, num_warps=1,
+    )  # fmt: skip
+    return y
