@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from .tools import GeneratedCall, Tool, ToolCall, ToolReport
 
 
@@ -91,8 +93,7 @@ class RawJob(_Job):
     prompt: tuple[str | tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """llama.cpp-compatible timings; every rate finite, zero where a duration or count is zero."""
 
     cache_n: int = 0
@@ -125,8 +126,7 @@ class Timings:
         return out
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """One content token: natural-log probabilities of the distribution it was drawn from, before truncation.
 
     ``logprob`` is -9999.0 for a token outside its position's 20 likeliest; ``top`` lists (token id, logprob), likeliest
@@ -161,8 +161,7 @@ class Progress:
     timings: Timings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """Text a client may see. ``token_ids`` are the tokens committed since the previous event, hidden ones included."""
 
     channel: Channel
@@ -172,8 +171,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()  # of the content tokens whose first byte this text publishes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Called:
+class Called(msgspec.Struct, frozen=True, kw_only=True):
     """A complete tool call. The text of its markup is published nowhere else; ``token_ids`` as in ``Delta``."""
 
     index: int  # of the calls of this answer, from 0
@@ -322,6 +320,6 @@ class Engine(Protocol):
     async def tokenize(self, content: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]: ...
 
     async def detokenize(self, token_ids: Sequence[int], *, counted: bool = False) -> str:
-        """``counted``: a request of its own, bounded as ``tokenize`` is, rather than a part of a generation's answer."""
+        """``counted``: a request of its own, bounded as ``tokenize`` is; else a part of a generation's answer."""
 
     def token_bytes(self, token_id: int) -> bytes: ...

@@ -18,6 +18,7 @@ from ninfer_core.api import (
     Done,
     ModelInfo,
     OptionValues,
+    Overloaded,
     Preset,
     PromptFormat,
     RawJob,
@@ -154,11 +155,10 @@ class LocalEngine:
         if not jobs:
             return []
         try:
-            first = self.capacity.acquire()
-        except ApiError:
+            return await take_turns(jobs, judge, self.capacity, self.limits.max_concurrency)
+        except Overloaded:
             self.rejected += 1
             raise
-        return await take_turns(jobs, judge, first, self.capacity, self.limits.max_concurrency)
 
     def first_token(self, text: str) -> int:
         return self._prompts.first_token(text)

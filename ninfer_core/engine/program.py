@@ -139,11 +139,12 @@ class Program:
     @torch.inference_mode()
     def commit(self, pending: Pending, kept: Sequence[int]) -> None:
         """Make ``kept[b]`` of each row's tokens real: ledger, frontier, recurrent state, penalty counts, drafts."""
-        if pending.recorded is not None:
-            assert self.graphs is not None
-            self.graphs.fold(pending.recorded, kept)
-        elif pending.advanced is None:
-            self.model.fold(pending.step, pending.records, kept, self.states.parts)
+        with self.clock.phase(WAIT):  # the model's own work, as its forward pass is
+            if pending.recorded is not None:
+                assert self.graphs is not None
+                self.graphs.fold(pending.recorded, kept)
+            elif pending.advanced is None:
+                self.model.fold(pending.step, pending.records, kept, self.states.parts)
         for b, (row, count) in enumerate(zip(pending.rows, kept, strict=True)):
             lane, tokens = row.lane, row.tokens[:count]
             lane.ledger.extend(tokens)

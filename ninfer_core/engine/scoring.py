@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from ninfer_core.engine.capacity import Capacity, CapacityUnit, Seat
+from ninfer_core.engine.capacity import Capacity, Seat
 
 Job = TypeVar("Job")
 Verdict = TypeVar("Verdict")
@@ -15,18 +15,18 @@ Verdict = TypeVar("Verdict")
 async def take_turns(
     jobs: Sequence[Job],
     judge: Callable[[Job, Seat], Awaitable[Verdict]],
-    first: CapacityUnit,
     capacity: Capacity,
     lanes: int,
 ) -> list[Verdict]:
-    """The verdicts, in the order of the jobs. The first failure ends the rest and is raised.
+    """The verdicts, in the order of the jobs. The first failure ends the rest and is raised; Overloaded when there is
+    no place for the first one.
 
-    ``first`` is held to the end, so that no job finds the house full halfway; further places are taken as they are
-    free, up to ``lanes`` in all.
+    A place is held to the end, so that no job finds the house full halfway; further ones are taken as they are free, up
+    to ``lanes`` in all.
     """
     verdicts: dict[int, Verdict] = {}
     running: dict[asyncio.Task[Verdict], tuple[int, Seat]] = {}
-    seats = [Seat(first)]
+    seats = [Seat(capacity.acquire())]
     idle = [*seats]
     waiting = iter(enumerate(jobs))
     left = len(jobs)

@@ -116,7 +116,7 @@ class HostClock:
     def reset(self) -> None:
         """Count from now on; between phases only."""
         self._seconds = dict.fromkeys((*PHASES, WAIT), 0.0)
-        self._by_class = {(kind, part): 0.0 for kind in CLASSES for part in ("host", WAIT)}
+        self._by_class = {name: 0.0 for names in CLASSES.values() for name in names}
         self._since = self._clock()
 
     def phase(self, name: str) -> _Phase:
@@ -136,7 +136,8 @@ class HostClock:
         if self._stack:
             name, spent = self._stack[-1], now - self._since
             self._seconds[name] += spent
-            self._by_class[self.work_class, WAIT if name == WAIT else "host"] += spent
+            host, wait = CLASSES[self.work_class]
+            self._by_class[wait if name == WAIT else host] += spent
         self._since = now
 
     def read(self) -> HostWork:
@@ -144,11 +145,11 @@ class HostClock:
         return HostWork(
             phases=phases,
             device_wait=self._seconds[WAIT],
-            work_class={f"{kind}_{part}": spent for (kind, part), spent in self._by_class.items()},
+            work_class=self._by_class.copy(),
         )
 
 
-CLASSES = ("decode", "prefill", "control")
+CLASSES = {kind: (f"{kind}_host", f"{kind}_{WAIT}") for kind in ("decode", "prefill", "control")}
 EMPTY = Snapshot(
     counters=Counters(),
     gauges=Gauges(),

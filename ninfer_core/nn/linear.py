@@ -20,7 +20,8 @@ class DenseLinear:
         self.rows = weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        product: Tensor = linear(x, self.weight)
+        return product
 
 
 class StackedLinear:

@@ -50,6 +50,11 @@ class ChannelSplitter:
         return self._at in (_At.START, _At.CONTENT)
 
     @property
+    def closed(self) -> bool:
+        """The reasoning has closed and the answer not begun."""
+        return self._at is _At.CLOSED
+
+    @property
     def closing(self) -> bool:
         """The held text ends with the close tag or a beginning of it."""
         if self._syntax is None or self._at is not _At.REASONING:
@@ -57,6 +62,8 @@ class ChannelSplitter:
         return self._held.endswith(self._syntax.close) or bool(_overlap(self._held, self._syntax.close))
 
     def copy(self) -> ChannelSplitter:
+        if self._at is _At.CONTENT:
+            return self  # nothing changes any more
         twin = ChannelSplitter.__new__(ChannelSplitter)
         twin._syntax, twin._held, twin._at = self._syntax, self._held, self._at
         return twin

@@ -17,6 +17,11 @@ class TextStream:
     def __init__(self, pending: bytes = b"") -> None:
         self._pending = pending  # at most 3 bytes
 
+    @property
+    def pending(self) -> bool:
+        """A part of a character is held."""
+        return bool(self._pending)
+
     def copy(self) -> TextStream:
         return TextStream(self._pending)
 

@@ -17,9 +17,12 @@ from .tool_reader import ToolReader, ToolReading
 Deltas = tuple[tuple[Channel, str], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Taken:
-    """What ``OutputSession.preview`` decided about the tokens of one round; nothing is real before ``commit``."""
+    """What ``OutputSession.preview`` decided about the tokens of one round; nothing is real before ``commit``.
+
+    Not frozen: one is made per row and round, and a frozen one takes four times as long to make.
+    """
 
     kept: int  # tokens that count, the one that ends included
     finish: FinishReason | None
@@ -187,6 +190,8 @@ class OutputSession:
         was_answering, begins = decoder.splitter.may_answer, decoder.answer_chars
         stop_string = decoder.take(self._bytes(token), out)
         answers = decoder.splitter.may_answer and (was_answering or decoder.answer_chars > begins)
+        # behind the close tag the first part of a character can only be the answer's beginning
+        answers = answers or (decoder.splitter.closed and decoder.stream.pending)
         marks.append(begins if answers else None)
         return stop_string
 

@@ -24,6 +24,8 @@ class StopMatcher:
         self._held = ""
 
     def copy(self) -> StopMatcher:
+        if not self._stops:
+            return self  # nothing is ever held
         twin = StopMatcher.__new__(StopMatcher)
         twin._stops, twin._fails, twin._held = self._stops, self._fails, self._held
         twin._states = self._states.copy()
@@ -47,6 +49,8 @@ class StopMatcher:
 
     def finish(self) -> str:
         """The held text: no stop will complete any more."""
+        if not self._stops:
+            return ""
         held, self._held = self._held, ""
         self._states = [0] * len(self._stops)
         return held

@@ -6,6 +6,6 @@ advances them over the tokens that were kept.
 
 from . import reference
 from .routes import conv_fold, conv_step, gates, rule_fold, rule_step
-from .rows import Rows
+from .rows import OnDevice, Rows
 
-__all__ = ["Rows", "conv_fold", "conv_step", "gates", "reference", "rule_fold", "rule_step"]
+__all__ = ["OnDevice", "Rows", "conv_fold", "conv_step", "gates", "reference", "rule_fold", "rule_step"]

@@ -45,6 +45,25 @@ def conv_kernel(
 
 
 @triton.jit
+def gates_kernel(a, b, a_log, dt_bias, g, beta, TOTAL, stride_a, stride_b, H: tl.constexpr, BLOCK: tl.constexpr):
+    """g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b). a, b: [T, H]; a_log, dt_bias: [H] fp32; g, beta: [T, H]
+    fp32, TOTAL = T * H elements."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = o < TOTAL
+    o_t, o_h = (o // H).to(tl.int64), o % H
+    b_x = tl.load(a + o_t * stride_a + o_h, mask=m, other=0.0).to(tl.float32) + tl.load(dt_bias + o_h, mask=m, other=0.0)
+    # log(1 + e^x) without the loss of digits where e^x is small; past 20 it is x
+    b_e = tl.exp(tl.minimum(b_x, 20.0))
+    b_one = 1.0 + b_e
+    b_lost = tl.where(b_one == 1.0, 1.0, b_one - 1.0)
+    b_soft = tl.where(b_one == 1.0, b_e, tl.log(b_one) * (b_e / b_lost))
+    b_soft = tl.where(b_x > 20.0, b_x, b_soft)
+    tl.store(g + o, -tl.exp(tl.load(a_log + o_h, mask=m, other=0.0)) * b_soft, mask=m)
+    b_b = tl.load(b + o_t * stride_b + o_h, mask=m, other=0.0).to(tl.float32)
+    tl.store(beta + o, 1.0 / (1.0 + tl.exp(-b_b)), mask=m)
+
+
+@triton.jit
 def rule_kernel(
     q, k, v, g, beta, part, o, firsts, widths, slots, stride_q, stride_k, stride_v,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
@@ -62,8 +81,6 @@ def rule_kernel(
     m_v = o_v < V
     first = tl.load(firsts + i_b)
     width = tl.load(widths + i_b).to(tl.int32)
-    if width == 0:
-        return
     own = part + ((tl.load(slots + i_b) * H + i_h) * V + o_v[:, None]) * K + o_k[None, :]
     b_S = tl.load(own, mask=m_v[:, None], other=0.0).to(tl.float32)
     for t in range(width):
@@ -81,4 +98,6 @@ def rule_kernel(
     if ADVANCE:
         if part.dtype.element_ty == tl.float16:
             b_S = tl.minimum(tl.maximum(b_S, -65504.0), 65504.0)
-        tl.store(own, b_S.to(part.dtype.element_ty), mask=m_v[:, None])
+        # a row without tokens keeps its bits
+        m_some = m_v & (tl.zeros([BV], tl.int32) + width > 0)
+        tl.store(own, b_S.to(part.dtype.element_ty), mask=m_some[:, None])

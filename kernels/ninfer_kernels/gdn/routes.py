@@ -1,4 +1,5 @@
-"""Gated DeltaNet in batched torch, on any device: no loop over tokens.
+"""Which implementation runs Gated DeltaNet: on a GPU the kernels, where every row is short; else batched torch without a
+loop over tokens, on any device.
 
 Up to ``CHUNK`` tokens a row, all rows run as one batch of a single chunk, padded to the longest. A longer row is
 solved chunk by chunk, everything but the pass over the states at once. Nothing but rounding distinguishes the forms.
@@ -9,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .reference import gates, heads_of, stored, unit
+from ninfer_kernels.device import gpu_route
+
+from . import reference
+from .reference import heads_of, stored, unit
 from .rows import Rows
 
 __all__ = ["CHUNK", "conv_fold", "conv_step", "gates", "rule_fold", "rule_step"]
@@ -23,10 +28,30 @@ __all__ = ["CHUNK", "conv_fold", "conv_step", "gates", "rule_fold", "rule_step"]
 CHUNK = 64
 
 
+def _kernels(part: Tensor, rows: Rows) -> ModuleType | None:
+    """The Triton route where it serves rows with such states."""
+    gpu = gpu_route(part, __package__)
+    if gpu is not None and gpu.serves(rows, part):
+        return gpu
+    if rows.uploaded is not None:
+        raise RuntimeError(f"a recorded step of {rows.width} tokens a row needs a kernel for states of {part.shape[1:]}")
+    return None
+
+
+def gates(a_TH: Tensor, b_TH: Tensor, a_log_H: Tensor, dt_bias_H: Tensor) -> tuple[Tensor, Tensor]:
+    """``reference.gates``."""
+    gpu = gpu_route(a_TH, __package__)
+    if gpu is not None and a_TH.numel() and a_TH.stride(1) == b_TH.stride(1) == 1:
+        return gpu.gates(a_TH, b_TH, a_log_H, dt_bias_H)  # type: ignore[no-any-return]
+    return reference.gates(a_TH, b_TH, a_log_H, dt_bias_H)
+
+
 def conv_step(
     x_TC: Tensor, part: Tensor, weight_JC: Tensor, rows: Rows, *, provisional: bool
 ) -> tuple[Tensor, Tensor | None]:
     """``reference.conv_step``."""
+    if (gpu := _kernels(part, rows)) is not None:
+        return gpu.conv_step(x_TC, part, weight_JC, rows, provisional=provisional)  # type: ignore[no-any-return]
     if rows.equal:
         y, after = _conv(x_TC.view(len(rows.slots), rows.width, -1), rows.images(part), weight_JC)
         if not provisional:
@@ -46,8 +71,12 @@ def _conv(x_BWC: Tensor, history_BNC: Tensor, weight_JC: Tensor) -> tuple[Tensor
     return F.silu(y, inplace=True).to(x_BWC.dtype), full[:, width:]
 
 
-def conv_fold(record: Tensor, part: Tensor, rows: Rows, kept: Sequence[int]) -> None:
+def conv_fold(record: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
     """``reference.conv_fold``."""
+    if (gpu := _kernels(part, rows)) is not None:
+        gpu.conv_fold(record, part, rows, kept)
+        return
+    kept = _on_host(kept)
     moved = [b for b, count in enumerate(kept) if count]
     if not moved:
         return
@@ -78,6 +107,8 @@ def rule_step(
 ) -> tuple[Tensor, Any]:
     """``reference.rule_step``. A provisional step of rows beyond one chunk keeps the rows' states instead of writes."""
     inputs = (q_TGK, k_TGK, v_THV, g_TH, beta_TH)
+    if (gpu := _kernels(part, rows)) is not None:
+        return gpu.rule_step(*inputs, part, rows, provisional=provisional)  # type: ignore[no-any-return]
     if rows.width <= CHUNK:
         o, writes = _one_chunk(*inputs, rows.images(part).float(), rows)
         if not provisional:
@@ -93,8 +124,12 @@ def rule_step(
     return torch.cat(out), inputs if provisional else None
 
 
-def rule_fold(record: Any, part: Tensor, rows: Rows, kept: Sequence[int]) -> None:
+def rule_fold(record: Any, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
     """``reference.rule_fold``."""
+    if (gpu := _kernels(part, rows)) is not None:
+        gpu.rule_fold(record, part, rows, kept)
+        return
+    kept = _on_host(kept)
     if isinstance(record, Writes):
         _advance(record, part, rows, kept)
         return
@@ -103,6 +138,10 @@ def rule_fold(record: Any, part: Tensor, rows: Rows, kept: Sequence[int]) -> Non
             taken, mine = [x[: kept[b]] for x in own], rows.one(b)
             _, after = _chunks(*taken, mine.images(part)[0].float())
             mine.put(part, stored(after, part.dtype)[None])
+
+
+def _on_host(kept: Sequence[int] | Tensor) -> Sequence[int]:
+    return kept.tolist() if isinstance(kept, Tensor) else kept
 
 
 def _one_chunk(

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class OnDevice(NamedTuple):
+    """The rows as a kernel reads them, [B] int64 each: row ``b`` has tokens ``firsts[b]`` to ``firsts[b] + widths[b] -
+    1``."""
+
+    firsts: Tensor
+    widths: Tensor
+    slots: Tensor
 
 
 class Rows:
@@ -15,9 +25,16 @@ class Rows:
 
     Legend of this package: T tokens of the step, B rows, W the longest row, G key heads, H value heads, K key
     dimension, V value dimension, J taps of the convolution, C its channels.
+
+    ``uploaded``: what ``on_device`` gives, where somebody holds it already. It then counts instead of ``starts`` and
+    ``slots``, which give no more than the shape: a recorded step that is replayed.
     """
 
-    def __init__(self, starts: Sequence[int], slots: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, starts: Sequence[int], slots: Sequence[int], device: torch.device, uploaded: OnDevice | None = None
+    ) -> None:
+        self.uploaded = uploaded
+        self._kept: tuple[tuple[int, ...], Tensor] | None = None
         self.starts, self.slots, self.device = tuple(starts), tuple(slots), device
         self.lengths = tuple(end - start for start, end in pairwise(self.starts))
         self.width = max(self.lengths)
@@ -61,6 +78,23 @@ class Rows:
                 mine.copy_(images)
         else:
             part.index_copy_(0, self._slot_index, images.to(part.dtype))
+
+    @cached_property
+    def on_device(self) -> OnDevice:
+        """First token, width and slot of each row, uploaded at most once a step."""
+        if self.uploaded is not None:
+            return self.uploaded
+        numbers = torch.tensor([*self.starts[:-1], *self.lengths, *self.slots], dtype=torch.int64, device=self.device)
+        return OnDevice(*numbers.split(len(self.slots)))
+
+    def counts(self, kept: Sequence[int] | Tensor) -> Tensor:
+        """``kept`` as [B] int64 on the device; one upload serves every layer."""
+        if isinstance(kept, Tensor):
+            return kept
+        known = tuple(kept)
+        if self._kept is None or self._kept[0] != known:
+            self._kept = (known, torch.tensor(known, dtype=torch.int64, device=self.device))
+        return self._kept[1]
 
     @cached_property
     def _consecutive(self) -> bool:

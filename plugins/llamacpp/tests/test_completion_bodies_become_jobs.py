@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ninfer_core.api import ApiError, RawJob, SamplingRequest
+from ninfer_core.api.fields import Only, table
 from ninfer_core.api.http import decode_now
 from ninfer_core.api.jobs import FinishReason
 from ninfer_core.api.raw import NO_LIMIT
@@ -15,6 +16,7 @@ from ninfer_llamacpp.render import STOP_TYPE, only
 from ninfer_llamacpp.to_job import to_job
 from ninfer_llamacpp.types import CompletionBody
 
+contract = pytest.mark.contract
 DECODER = msgspec.json.Decoder(CompletionBody)
 
 
@@ -30,6 +32,7 @@ def refusal(**body: Any) -> tuple[str | None, str | None]:
     return caught.value.code, caught.value.param
 
 
+@contract("completion.prompt", "completion.prompt.several")
 @pytest.mark.parametrize(
     ("prompt", "pieces"),
     [
@@ -49,6 +52,7 @@ def test_prompts(prompt, pieces):
     assert job(prompt=prompt).prompt == pieces
 
 
+@contract("completion.prompt.several")
 @pytest.mark.parametrize(
     ("prompt", "code", "param"),
     [
@@ -74,6 +78,7 @@ def test_prompts_that_are_refused(prompt, code, param):
     assert refusal(prompt=prompt) == (code, param)
 
 
+@contract("completion.limit")
 @pytest.mark.parametrize(
     ("limits", "max_tokens"),
     [
@@ -92,6 +97,7 @@ def test_output_limits(limits, max_tokens):
     assert job(**limits).max_tokens == max_tokens
 
 
+@contract("completion.sampling")
 def test_sampling_has_llama_cpps_conventions():
     assert job().sampling == SamplingRequest()
     made = job(temperature=-1, top_k=-1, top_p=0.9, min_p=0, seed=-1, presence_penalty=1, frequency_penalty=-1).sampling
@@ -103,6 +109,7 @@ def test_sampling_has_llama_cpps_conventions():
     assert refusal(top_p=1.5) == ("invalid_value", "top_p")
 
 
+@contract("completion.stops")
 def test_stop_strings():
     assert job(stop="a").stops == ("a",)
     assert job(stop=["a", "", "b"]).stops == ("a", "b")
@@ -147,12 +154,14 @@ ASKING: dict[str, tuple[Any, ...]] = {
 }
 
 
+@contract("completion.controls", "completion.controls.lists")
 @pytest.mark.parametrize("field", NEUTRAL)
 def test_neutral_values_change_nothing(field):
     for value in (None, *NEUTRAL[field]):
         assert job(**{field: value}) == job()
 
 
+@contract("completion.controls", "completion.controls.lists")
 @pytest.mark.parametrize("field", ASKING)
 def test_a_control_that_asks_for_something_is_refused_by_name(field):
     for value in ASKING[field]:
@@ -161,6 +170,12 @@ def test_a_control_that_asks_for_something_is_refused_by_name(field):
         assert param is not None and param.startswith(field)
 
 
+def test_every_restricted_field_of_the_table_is_tried_here():
+    restricted = {name for name, field in table(CompletionBody).items() if isinstance(field, Only)}
+    assert restricted == set(NEUTRAL)
+
+
+@contract("completion.json-schema")
 def test_constrained_output_is_refused_under_one_code():
     assert refusal(json_schema={}) == ("response_format_not_supported", "json_schema")
     for kind in ("json_object", "json_schema"):
@@ -169,15 +184,18 @@ def test_constrained_output_is_refused_under_one_code():
     assert refusal(logit_bias=[5]) == ("invalid_value", "logit_bias[0]")
 
 
+@contract("completion.controls.ignored", "completion.flags")
 def test_fields_without_effect_are_accepted():
     extra = {"samplers": ["top_k"], "n_keep": 4, "min_keep": 1, "id_slot": 0, "mirostat_tau": 5, "cache_prompt": False}
     assert job(**extra) == job()
 
 
+@contract("completion.stop-type")
 def test_every_finish_of_the_engine_has_a_stop_type():
     assert set(STOP_TYPE) == set(get_args(FinishReason))
 
 
+@contract("completion.fields")
 def test_response_fields_keep_what_exists_under_the_path_it_was_asked_by():
     whole = {"a": 1, "b": {"c": {"d": 2}}, "e/f": 3}
     assert only(whole, ["b/c/d", "a", "b/x", "z", "a/b"]) == {"b/c/d": 2, "a": 1}

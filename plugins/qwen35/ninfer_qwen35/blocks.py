@@ -5,7 +5,7 @@ Legend: T tokens of this step, N hidden width, H query (GDN: value) heads, G KV 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class GatedAttention:
         projected = self.project(h).view(T, 2 * (H + G), D)
         turning, gate, value = projected.split((H + G, H, G), dim=1)
         # queries and keys are neighbours in the stack and rotate together
-        turned = self.k.rope.rotate(self.k.norm.head_rms_norm(turning, self.head_norms, self.eps), *context.angles)
+        turned = self.k.rope.norm_rotate(turning, self.head_norms, self.eps, *context.angles)
         context.cache.store(self.cache_layer, turned[:, H:], value, context.step)
         attended = context.cache.attend(self.cache_layer, turned[:, :H], context.step, self.scale)
         return self.k.activation.sigmoid_gate(attended, gate).reshape(T, H * D), None
@@ -88,7 +88,9 @@ class DeltaNet:
         gated = self.k.norm.gated_rms_norm(o, z.view(T, g.value_heads, g.value_dim), self.norm, self.eps)
         return gated.reshape(T, g.value_width), (conv_record, record)
 
-    def fold(self, records: tuple[Any, Any], rows: Rows, kept: tuple[int, ...], state: Mapping[str, Tensor]) -> None:
+    def fold(
+        self, records: tuple[Any, Any], rows: Rows, kept: Sequence[int] | Tensor, state: Mapping[str, Tensor]
+    ) -> None:
         self.k.gdn.conv_fold(records[0], state[self.conv_part], rows, kept)
         self.k.gdn.rule_fold(records[1], state[self.delta_part], rows, kept)
 
@@ -137,18 +139,24 @@ class Block:
     """``x += mixer(norm(x)); x += ffn(norm(x))``, in two halves, so that tokens can be dropped in between."""
 
     def __init__(self, mixer: GatedAttention | DeltaNet, config: Qwen35Config, p: Parameters, kernels: Kernels) -> None:
-        self.mixer, self.eps, self.rms_norm = mixer, config.rms_norm_eps, kernels.norm.rms_norm
+        self.mixer, self.eps, self.norm = mixer, config.rms_norm_eps, kernels.norm
         self.input_norm, self.post_attention_norm = p.centred("input_norm"), p.centred("post_attention_norm")
         if config.is_moe:
             self.ffn: GatedMlp | SparseMlp = SparseMlp(config, p, kernels)
         else:
             self.ffn = GatedMlp("mlp/gate", "mlp/up", "mlp/down", p, kernels)
 
-    def mix(self, x: Tensor, context: Context) -> tuple[Tensor, Any]:
-        """What the mixer says, before its output projection, and its record."""
-        return self.mixer(self.rms_norm(x, self.input_norm, self.eps), context)
+    def mix(self, x: Tensor, context: Context, owed: Tensor | None = None) -> tuple[Tensor, Any]:
+        """What the mixer says, before its output projection, and its record. ``owed``: what the block before has yet
+        to add to the residual ``x``, in place."""
+        if owed is None:
+            return self.mixer(self.norm.rms_norm(x, self.input_norm, self.eps), context)
+        return self.mixer(self.norm.add_rms_norm(x, owed, self.input_norm, self.eps), context)
+
+    def feed_forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add the mixer's projection to the residual ``x``, in place; what is yet to be added to it."""
+        return self.ffn(self.norm.add_rms_norm(x, self.mixer.output(mixed), self.post_attention_norm, self.eps))
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add the mixer's projection and the feed-forward to the residual ``x``, in place."""
-        x.add_(self.mixer.output(mixed))
-        return x.add_(self.ffn(self.rms_norm(x, self.post_attention_norm, self.eps)))
+        return x.add_(self.feed_forward(x, mixed))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ninfer_core.api import CopySource, StatePart
 from ninfer_core.api.nn import Cache, Runtime, Step, StepOutput, Weights
-from ninfer_kernels.gdn import Rows
+from ninfer_kernels.gdn import OnDevice, Rows
 
 from .blocks import Block, Context, DeltaNet, GatedAttention, conv_part, delta_part
 from .config import Qwen35Config
@@ -55,6 +56,8 @@ class Qwen35Model:
 
     def __init__(self, config: Qwen35Config, weights: Weights, runtime: Runtime) -> None:
         self.config, self.runtime = config, runtime
+        # experts are grouped on the host
+        self.records_steps = not config.is_moe
         self.kernels = Kernels(runtime)
         # first: options that exclude each other are refused before a weight is read
         self.rotary = Rotary(config, runtime) if config.rope_parameters is not None else None
@@ -76,13 +79,12 @@ class Qwen35Model:
     def forward(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> StepOutput:
         """Logits [L, V] fp32 of the wanted tokens; what follows the last mixer runs for those and the rows' ends."""
         context = self.context(step, cache, state)
-        x, records = self.embed(step.token_ids), []
-        for block in self.blocks[:-1]:
-            mixed, record = block.mix(x, context)
-            x = block.finish(x, mixed)
+        x = self.embed(step.token_ids)
+        mixed, record = self.blocks[0].mix(x, context)
+        records = [record]
+        for before, block in pairwise(self.blocks):
+            mixed, record = block.mix(x, context, before.feed_forward(x, mixed))
             records.append(record)
-        mixed, record = self.blocks[-1].mix(x, context)
-        records.append(record)
         wanted = step.logit_index
         if step.provisional:
             hidden = self._ended(x, mixed)
@@ -97,22 +99,22 @@ class Qwen35Model:
     @torch.inference_mode()
     def fold(self, step: Step, records: Any, kept: Sequence[int] | Tensor, state: Mapping[str, Tensor]) -> None:
         """Convolutions, delta states and the hidden row move over ``kept[b]`` tokens; 0 leaves a row's bits alone."""
-        counts = tuple(kept.tolist()) if isinstance(kept, Tensor) else tuple(kept)
         rows = records.rows
-        moved = [b for b, count in enumerate(counts) if count]
-        if not moved:
-            return
         for block, record in zip(self.blocks, records.layers, strict=True):
             if isinstance(block.mixer, DeltaNet):
-                block.mixer.fold(record, rows, counts, state)
-        last = torch.tensor([step.starts[b] + counts[b] - 1 for b in moved], device=records.hidden.device)
-        rows.chosen(moved).put(state[HIDDEN], records.hidden.index_select(0, last))
+                block.mixer.fold(record, rows, kept, state)
+        counts, on, part = rows.counts(kept), rows.on_device, state[HIDDEN]
+        last = records.hidden.index_select(0, on.firsts + (counts - 1).clamp_(min=0))
+        moved = torch.where(counts[:, None] > 0, last, part.index_select(0, on.slots))
+        part.index_copy_(0, on.slots, moved)
 
     def context(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> Context:
         device = step.token_ids.device
         # a model without full attention has no angles to turn by
         angles = self.rotary(step.positions) if self.rotary is not None else (torch.empty(0), torch.empty(0))
-        rows = Rows(step.starts, step.state_slots, device)
+        on = step.on_device
+        uploaded = None if on is None else OnDevice(on.firsts, on.widths, on.state_slots)
+        rows = Rows(step.starts, step.state_slots, device, uploaded)
         return Context(step=step, angles=angles, rows=rows, cache=cache, state=state)
 
     def open_mtp(self, weights: Weights) -> MtpBlock:
@@ -121,7 +123,8 @@ class Qwen35Model:
 
     def _ended(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The last block's second half and the final norm."""
-        return self.kernels.norm.rms_norm(self.blocks[-1].finish(x, mixed), self.final_norm, self.config.rms_norm_eps)
+        owed = self.blocks[-1].feed_forward(x, mixed)
+        return self.kernels.norm.add_rms_norm(x, owed, self.final_norm, self.config.rms_norm_eps)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if not hidden.shape[0]:

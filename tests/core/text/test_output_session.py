@@ -258,3 +258,18 @@ def test_previews_are_committed_in_order_and_not_after_the_end():
     assert (output.finish, output.remaining) == ("output_limit", 0)
     with pytest.raises(InvariantError):
         output.preview([0])
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+def test_an_answer_that_begins_inside_a_character_marks_its_first_token(cut):
+    # U+1F600 in two tokens, right behind the close tag and its white space
+    tokenizer = Pieces([b"</think>\n\n", b"\xf0\x9f", b"\x98\x80", b"why"])
+    tokens = tokenizer.ids(b"why", b"</think>\n\n", b"\xf0\x9f", b"\x98\x80")
+    reading = session(tokenizer)
+    marks: list[int | None] = []
+    for start in range(0, len(tokens), cut):
+        taken = reading.preview(tokens[start : start + cut])
+        reading.commit(taken)
+        marks += taken.marks
+    assert reading.content == "\U0001f600"
+    assert marks == [None, None, 0, 0]
