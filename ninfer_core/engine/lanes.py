@@ -82,6 +82,8 @@ class Lane:
 
     def propose(self) -> tuple[Draft, CopySource, object] | None:
         """The first proposal a source makes for the next round, cut so that its correction or bonus still fits."""
+        if not self.drafting:
+            return None
         room = self.remaining - 1
         if room < 1:
             return None

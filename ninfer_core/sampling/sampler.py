@@ -7,9 +7,9 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import structlog
 import torch
@@ -25,8 +25,7 @@ FAILED = -1  # the sentinel of a row whose logits are not finite
 OUTSIDE = -9999.0  # the log probability of a token outside its position's likeliest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True, kw_only=True):
     """One position to fill."""
 
     params: SamplingParams
@@ -38,8 +37,7 @@ class Column:
     scored: tuple[int, ...] = ()  # tokens whose exact log probability is wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """One column's outcome."""
 
     token: int
@@ -56,7 +54,7 @@ def sample(logits: Tensor, columns: Sequence[Column], public_tokens: int) -> lis
     drawn = _drawn(z, columns)
     for row, column in enumerate(columns):
         if column.scored:
-            drawn[row] = replace(drawn[row], scores=_scores(z[row], column.scored))
+            drawn[row] = msgspec.structs.replace(drawn[row], scores=_scores(z[row], column.scored))
     return drawn
 
 

@@ -1,0 +1,280 @@
+"""Recorded decode rounds against steps of the definition, for every family that says its steps can be recorded.
+
+On a GPU the rounds are CUDA graphs. Without one the same code runs again at every replay, its kernels under the
+interpreter: it sees the buffers of the round and the host's numbers of the recording, as a graph would.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ninfer_core.api.nn import Runtime
+from ninfer_core.engine.graphs import DecodeGraphs, Recorded, Shape
+from ninfer_core.kv.cache import KVCache
+from ninfer_core.kv.pages import PAGE_TOKENS
+from ninfer_core.kv.state import StatePool
+from ninfer_core.nn.random import RandomWeights
+from ninfer_core.testing import compose
+from ninfer_core.testing.rig import make_step
+
+VOCAB, LANES, PAGES = 61, 4, 3
+TOLERANCE = {"fp32": 2e-4, "int8": 2e-2}  # a code that rounds the other way moves a value by 1/127 of its group
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "vocab_size": VOCAB,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "intermediate_size": 40,
+    "max_position_embeddings": 512,
+}
+QWEN35 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "intermediate_size": 40,
+    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2]},
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 1,
+    "linear_key_head_dim": 8,
+    "linear_num_value_heads": 2,
+    "linear_value_head_dim": 16,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def llama_model(weights: RandomWeights, runtime: Runtime) -> Any:
+    from ninfer_llama.config import read
+    from ninfer_llama.from_huggingface import read as from_huggingface
+    from ninfer_llama.model import LlamaModel
+
+    return LlamaModel(read(from_huggingface(LLAMA, "config.json")[0]), weights, runtime)
+
+
+def qwen35_model(weights: RandomWeights, runtime: Runtime) -> Any:
+    from ninfer_qwen35.config import read
+    from ninfer_qwen35.model import Qwen35Model
+
+    return Qwen35Model(read(QWEN35), weights, runtime)
+
+
+FAMILIES = {"llama": llama_model, "qwen35": qwen35_model}
+GEOMETRY = {"llama": LLAMA, "qwen35": QWEN35}
+
+
+class Rerun:
+    """In place of a CUDA graph: runs its part of the step again."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+
+    def replay(self) -> None:
+        with kernels(), no_host_reads():
+            self.run()
+
+
+class Reruns(DecodeGraphs):
+    def _record(self, shape: Shape) -> Recorded:
+        recorded = Recorded(shape, self._pages, self._scratch_page, self._device)
+        recorded.fold = Rerun()  # type: ignore[assignment]
+
+        def forward() -> None:
+            recorded.output = self._forward(recorded)
+
+        recorded.forward.run = forward  # type: ignore[attr-defined]
+        recorded.fold.run = lambda: self._fold(recorded, recorded.output)  # type: ignore[attr-defined, arg-type, union-attr]
+        return recorded
+
+
+@contextmanager
+def kernels() -> Iterator[None]:
+    """Routes take the kernels on the CPU too, in fewer programs than fill a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ninfer_kernels.device.launches", lambda x: True)
+        patch.setattr("ninfer_kernels.paged_attention.gpu.PROGRAMS", 4)
+        yield
+
+
+@contextmanager
+def no_host_reads() -> Iterator[None]:
+    """What a recording could not hold: numbers that come from the device to the host, or from the host to it."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a recorded step waits for the device or uploads")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tolist", "item", "__bool__", "__int__", "__index__", "nonzero"):
+            patch.setattr(torch.Tensor, name, refused)
+        for name in ("tensor", "as_tensor", "nonzero"):
+            patch.setattr(torch, name, refused)
+        yield
+
+
+class Side:
+    """One way to run the model: its weights, cache and states."""
+
+    def __init__(self, family: str, storage: str, device: torch.device, *, reference: bool) -> None:
+        runtime = Runtime(
+            device=device, dtype=torch.float32, reference=reference, max_context=PAGES * PAGE_TOKENS, options={}
+        )
+        plugins = compose({family, f"kv_{'bf16' if storage == 'fp32' else storage}"})
+        described = plugins.model_families[family]
+        config = GEOMETRY[family]
+        if family == "llama":
+            from ninfer_llama.from_huggingface import read as from_huggingface
+
+            config = from_huggingface(LLAMA, "config.json")[0]
+        self.model = FAMILIES[family](RandomWeights(runtime), runtime)
+        dtype = plugins.kv_dtypes[storage]
+        self.cache = KVCache(described.kv_geometry(config), dtype, LANES * PAGES + 1, device, reference)
+        layout = described.state_layout(config, runtime) if described.state_layout else ()
+        self.states = StatePool(layout, LANES, device)
+
+    def forward(self, step: Any) -> Any:
+        return self.model.forward(step, self.cache, self.states.parts)
+
+
+@pytest.fixture
+def recording(device, monkeypatch):
+    """Where rounds are recorded here; without a GPU a recording is a stand-in."""
+    if device.type == "cpu":
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Rerun)
+    return device
+
+
+def recorded_rounds(side: Side, device: torch.device) -> DecodeGraphs:
+    kind = DecodeGraphs if device.type == "cuda" else Reruns
+    return kind(side.model, side.cache, side.states, device, pages=PAGES, scratch_page=LANES * PAGES)
+
+
+def moved(step: Any, device: torch.device) -> Any:
+    names = ("token_ids", "positions", "page_table", "cache_slots", "logit_index")
+    return replace(step, **{name: getattr(step, name).to(device) for name in names})
+
+
+class Walk:
+    """The same sequences on two sides: recorded rounds here, the definition step by step there."""
+
+    def __init__(self, family: str, storage: str, device: torch.device, seed: int) -> None:
+        self.rng, self.device, self.tolerance = random.Random(seed), device, TOLERANCE[storage]
+        self.fast = Side(family, storage, device, reference=False)
+        self.plain = Side(family, storage, device, reference=True)
+        assert self.fast.model.records_steps
+        self.graphs = recorded_rounds(self.fast, device)
+        pages = list(range(LANES * PAGES))
+        self.rng.shuffle(pages)
+        self.pages = [pages[lane * PAGES : (lane + 1) * PAGES] for lane in range(LANES)]
+        self.slots = self.rng.sample(range(LANES), LANES)
+        self.frontiers = [0] * LANES
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(VOCAB) for _ in range(count)]
+
+    def step(self, lanes: list[int], fed: list[list[int]], *, provisional: bool) -> Any:
+        return moved(
+            make_step(
+                fed,
+                frontiers=[self.frontiers[lane] for lane in lanes],
+                pages=[self.pages[lane] for lane in lanes],
+                slots=[self.slots[lane] for lane in lanes],
+                provisional=provisional,
+            ),
+            self.device,
+        )
+
+    def prefill(self, lane: int, count: int) -> None:
+        step = self.step([lane], [self.tokens(count)], provisional=False)
+        self.close(self.fast.forward(step).logits, self.plain.forward(step).logits)
+        self.frontiers[lane] += count
+
+    def round(self, lanes: list[int], widths: list[int], kept: list[int], shape: Shape) -> None:
+        fed = [self.tokens(width) for width in widths]
+        recorded = self.graphs.choose(len(lanes), max(widths))
+        assert recorded is not None and recorded.shape == shape
+        own = [self.pages[lane][: (self.frontiers[lane] + len(new) - 1) // PAGE_TOKENS + 1] for lane, new in zip(lanes, fed, strict=True)]
+        recorded.fill(fed, [self.frontiers[lane] for lane in lanes], [self.slots[lane] for lane in lanes], own)
+        before = {name: part.clone() for name, part in self.fast.states.parts.items()}
+        got = self.graphs.forward(recorded).logits.view(len(lanes), shape.width, -1)
+        for name, part in self.fast.states.parts.items():
+            assert torch.equal(part, before[name]), f"{name} moved before the fold"
+        step = self.step(lanes, fed, provisional=True)
+        expected = self.plain.forward(step)
+        for row, logits in enumerate(expected.logits.split(widths)):
+            self.close(got[row, : widths[row]], logits)
+        self.graphs.fold(recorded, kept)
+        self.plain.model.fold(step, expected.records, kept, self.plain.states.parts)
+        for name, part in self.fast.states.parts.items():
+            self.close(part, self.plain.states.parts[name])
+            for lane in range(LANES):
+                if lane not in lanes or not kept[lanes.index(lane)]:
+                    assert torch.equal(part[self.slots[lane]], before[name][self.slots[lane]]), name
+        for lane, count in zip(lanes, kept, strict=True):
+            self.frontiers[lane] += count
+
+    def close(self, got: torch.Tensor, expected: torch.Tensor) -> None:
+        torch.testing.assert_close(got, expected, rtol=self.tolerance, atol=self.tolerance)
+
+
+@pytest.mark.parametrize("storage", TOLERANCE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_rounds_equal_the_definition_step_by_step(family, storage, recording):
+    walk = Walk(family, storage, recording, seed=1)
+    shapes = [Shape(rows=2, width=1), Shape(rows=2, width=4), Shape(rows=3, width=4)]
+    for shape in shapes:
+        walk.graphs._recorded[shape] = walk.graphs._record(shape)
+    for lane, count in enumerate((5, 62, 70, 1)):
+        walk.prefill(lane, count)
+    # one token each; drafts of unequal lengths; a row that keeps nothing; over a page's edge; other lanes, other order
+    walk.round([0, 1], [1, 1], [1, 1], shapes[0])
+    walk.round([1, 0], [4, 2], [3, 0], shapes[1])
+    walk.round([3, 0, 1], [1, 4, 3], [1, 2, 3], shapes[2])
+    walk.round([2, 3], [3, 4], [1, 4], shapes[1])
+    walk.round([2, 3], [1, 1], [0, 1], shapes[0])
+    walk.prefill(2, 3)
+    walk.round([2, 0, 3], [2, 2, 2], [2, 0, 1], shapes[2])
+
+
+def test_experts_are_not_recorded(device):
+    moe = {
+        **QWEN35,
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    del moe["intermediate_size"]
+    from ninfer_qwen35.config import read
+    from ninfer_qwen35.model import Qwen35Model
+
+    runtime = Runtime(device=device, dtype=torch.float32, reference=False, max_context=64, options={})
+    assert not Qwen35Model(read(moe), RandomWeights(runtime), runtime).records_steps
+
+
+def test_a_storage_without_a_kernel_is_not_recorded(recording):
+    """What attention would read on the host are the numbers of the recording."""
+    walk = Walk("llama", "fp32", recording, seed=2)
+    for layer in walk.fast.cache.layers:
+        for side in (layer.keys, layer.values):
+            object.__setattr__(side, "is_cast", False)
+    with pytest.raises(RuntimeError, match="recorded step"):
+        walk.graphs._record(Shape(rows=1, width=1)).forward.replay()
