@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
 # programs that tests marked `clients` drive, from the npm registry
-CLIENTS := @anthropic-ai/claude-code @openai/codex
+CLIENTS := @anthropic-ai/claude-code @openai/codex @qwen-code/qwen-code
 PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # frontends that list the fields of their bodies
 DOCUMENTED := $(foreach p,$(PLUGINS),$(if $(wildcard plugins/$(p)/ninfer_$(p)/document.py),$(p)))

@@ -99,8 +99,8 @@ class ModelFamily:
     torch and makes the model; everything before it is free of torch.
 
     What artifacts of the family look like: ``weight_recipe(config, scheme)`` gives the stored format of each parameter
-    for ``ninfer convert --weights SCHEME`` ("bf16", "fp8", "groupwise-int", "nvfp4"), companions' included; what it does
-    not name keeps the source's format. Without one every matrix is stored in the scheme's usual format.
+    for ``ninfer convert --weights SCHEME`` ("bf16", "fp8", "groupwise-int", "nvfp4"), companions' included; what it
+    does not name keeps the source's format. Without one every matrix is stored in the scheme's usual format.
     ``direct_formats(config)`` names the parameters that are stored in one plain format only; another is refused, and a
     conversion casts to it. ``uses(config)`` gives the inputs each matrix is multiplied by; an artifact must have a Use
     for each, and a conversion writes them.

@@ -23,6 +23,7 @@ class Linear(Protocol):
     """x: [T, K] -> [T, N], in the activations' dtype."""
 
     rows: int  # N
+    # an optional ``weight: Tensor``: the matrix itself, [N, K] in the activations' dtype, where it is held densely
 
     def __call__(self, x: Tensor) -> Tensor: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 
@@ -42,9 +41,7 @@ class RandomWeights:
         if len(names) == 1 and names[0] in self._tables:
             weight = self._tables[names[0]]
         else:
-            rows = sum(shape[0] for shape in shapes)  # type: ignore[index, misc]
-            columns = shapes[0][1]  # type: ignore[index]
-            weight = self._random(" ".join(names), (rows, columns), columns**-0.5, self.dtype)
+            weight = self._stack(list(zip(names, shapes, strict=True)))  # type: ignore[arg-type]
         self.matrix_bytes += weight.numel() * weight.element_size()
         return DenseLinear(weight)
 
@@ -55,10 +52,22 @@ class RandomWeights:
     def parts(self, name: str, shape: Shape) -> tuple[EncodedTensor, ...]:
         raise InvariantError(f"{name}: random weights have no stored form")
 
-    def _random(self, name: str, shape: Shape, scale: float, dtype: torch.dtype) -> Tensor:
-        device = self.runtime.device
-        generator = torch.Generator(device).manual_seed(self.seed + zlib.crc32(name.encode()))
-        out = torch.empty(tuple(shape), dtype=dtype, device=device)
-        if math.prod(shape):
-            out.normal_(0.0, scale, generator=generator)
+    def _stack(self, wanted: Sequence[tuple[str, Shape]]) -> Tensor:
+        """The matrices by rows in one tensor, each with the numbers it has alone."""
+        rows, columns = sum(shape[0] for _, shape in wanted), wanted[0][1][1]
+        out = torch.empty(rows, columns, dtype=self.dtype, device=self.runtime.device)
+        start = 0
+        for name, shape in wanted:
+            self._fill(name, out[start : start + shape[0]], columns**-0.5)
+            start += shape[0]
         return out
+
+    def _random(self, name: str, shape: Shape, scale: float, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(tuple(shape), dtype=dtype, device=self.runtime.device)
+        self._fill(name, out, scale)
+        return out
+
+    def _fill(self, name: str, out: Tensor, scale: float) -> None:
+        generator = torch.Generator(out.device).manual_seed(self.seed + zlib.crc32(name.encode()))
+        if out.numel():
+            out.normal_(0.0, scale, generator=generator)

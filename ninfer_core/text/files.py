@@ -23,7 +23,7 @@ class TextFiles:
         """``tokenizer.json``; ArtifactError when there is none."""
         raw = self._checkpoint.resource("tokenizer.json")
         if raw is None:
-            raise self._error("the checkpoint has no tokenizer.json")
+            raise self._error('text: missing resource "tokenizer.json"')
         return raw
 
     @property

@@ -15,7 +15,7 @@ from .artifact import ArtifactCheckpoint
 from .checkpoint import OpenedModel, bind, checkpoint_facts, open_model, warnings_of
 from .container import Container
 from .directory import TensorObject, elements
-from .names import plain
+from .names import plain, unbroken
 from .stored import StoredCheckpoint, full_inventory
 
 
@@ -242,7 +242,7 @@ def _files(container: Container | None) -> tuple[FileRow, ...]:
 
 
 def _notes(formats: Mapping[str, int], opened: OpenedModel, plugins: Plugins) -> tuple[str, ...]:
-    notes = [] if opened.checkpoint is None else [plain(warning) for warning in warnings_of(opened.checkpoint)]
+    notes = [] if opened.checkpoint is None else [unbroken(warning) for warning in warnings_of(opened.checkpoint)]
     for name in formats:
         if name not in plugins.weight_formats:
             notes.append(f"format {plain(name)} is not installed")

@@ -16,6 +16,11 @@ def plain(name: object) -> str:
     return printable if len(printable) <= LONGEST else printable[: LONGEST - 3] + "..."
 
 
+def unbroken(text: str) -> str:
+    """A sentence as one line, all of it, with control characters and lone surrogates escaped."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+
+
 def quoted(name: object) -> str:
     """``plain(name)`` in double quotes."""
     return f'"{plain(name)}"'

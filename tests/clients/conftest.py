@@ -29,20 +29,33 @@ SCRIPT: dict[str, Any] = {
 PLUGINS = "scripted,kv_bf16,openai"
 SECONDS = 120.0  # for a server to start on a busy machine
 
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `agents`
 
 Serve = Callable[..., AbstractContextManager[str]]
 
 
 @pytest.fixture(scope="session")
-def serve_script(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+def serve_script(tmp_path_factory: pytest.TempPathFactory, serve_model: Serve) -> Serve:
     """``with serve_script(script, plugins, *flags) as address``: a server process, and where it listens."""
 
     @contextmanager
     def serving(script: dict[str, Any], plugins: str, *flags: str) -> Iterator[str]:
-        folder = tmp_path_factory.mktemp("clients")
-        file, log = folder / "script.json", folder / "server.log"
+        file = tmp_path_factory.mktemp("script") / "script.json"
         file.write_bytes(msgspec.json.encode(script))
-        command = [sys.executable, "-m", "ninfer_core.cli.serve", f"scripted:{file}", "--port", "0", "--greedy"]
+        with serve_model(f"scripted:{file}", plugins, *flags) as address:
+            yield address
+
+    return serving
+
+
+@pytest.fixture(scope="session")
+def serve_model(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """``with serve_model(model, plugins, *flags) as address``: a server process, and where it listens."""
+
+    @contextmanager
+    def serving(model: str, plugins: str, *flags: str) -> Iterator[str]:
+        log = tmp_path_factory.mktemp("server") / "server.log"
+        command = [sys.executable, "-m", "ninfer_core.cli.serve", model, "--port", "0", "--greedy"]
         with log.open("w") as stderr:
             process = subprocess.Popen([*command, "--plugins", plugins, *flags], stderr=stderr)
         try:

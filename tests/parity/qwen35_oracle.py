@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,20 @@ from transformers import (
     Qwen3_5MoeConfig,
     Qwen3_5MoeForConditionalGeneration,
 )
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
 from ninfer_core.api.nn import Runtime
 from ninfer_core.nn.loader import CheckpointWeights
 from ninfer_core.testing import compose
-from ninfer_core.testing.rig import Rig
+from ninfer_core.testing.cache import SimpleCache
+from ninfer_core.testing.rig import Rig, make_step
 from ninfer_core.weights.checkpoint import open_checkpoint
+from ninfer_qwen35 import names
+from ninfer_qwen35.family import mtp_geometry
 
 VOCAB = 320
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -111,9 +118,10 @@ def initial(name: str, like: Tensor) -> Tensor:
 
 
 def save(model: Any, directory: Path, *, mtp: bool = True) -> dict[str, Tensor]:
-    """Save as transformers does, with MTP tensors added; what was added."""
+    """Save as transformers does, with MTP tensors of the same dtype added; what was added."""
     model.save_pretrained(directory)
     added = mtp_tensors(model.config.text_config) if mtp else {}
+    added = {name: tensor.to(model.dtype) for name, tensor in added.items()}
     if added:
         tensors = load_file(directory / "model.safetensors")
         save_file({**tensors, **added}, directory / "model.safetensors", metadata={"format": "pt"})
@@ -155,6 +163,84 @@ def mtp_tensors(c: Any) -> dict[str, Tensor]:
         out |= {f"{mlp}{name}_proj.weight": (inner, h) for name in ("gate", "up")}
         out[f"{mlp}down_proj.weight"] = (h, inner)
     return {name: initial(name, torch.empty(shape)) for name, shape in out.items()}
+
+
+def foreign(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our parameters as transformers saves them: queries beside their gates, experts one by one, taps last."""
+    out = {}
+    blocks: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in parameters.items():
+        if match := BLOCK.match(name):
+            stem = "mtp.layers.0." if match[1] == "mtp" else f"model.language_model.layers.{match[2]}."
+            blocks.setdefault(stem, {})[name[match.end() :]] = tensor
+        else:
+            table = {**names.TOP, names.HEAD[0]: names.HEAD[1], **names.MTP_TOP}
+            prefix = "model.language_model." if name in names.TOP else ""
+            out[prefix + table[name]] = tensor
+    for stem, block in blocks.items():
+        out |= {stem + name: tensor for name, tensor in _foreign_block(block, fused=stem == "mtp.layers.0.").items()}
+    return out
+
+
+BLOCK = re.compile(r"(text|mtp)/layers/(\d+)/")
+
+
+def _foreign_block(block: dict[str, Tensor], *, fused: bool) -> dict[str, Tensor]:
+    plain = {**names.BLOCK, **names.ATTENTION, **names.GDN, **names.MLP, **names.MOE}
+    out = {plain[name]: tensor for name, tensor in block.items() if name in plain}
+    if "attention/query" in block:
+        pair = [block[f"attention/{name}"].unflatten(0, (BASE["num_attention_heads"], -1)) for name in ("query", "gate")]
+        out[names.QUERY_AND_GATE] = torch.cat(pair, dim=1).flatten(0, 1)
+    if "gdn/query" in block:
+        out[names.QUERY_KEY_VALUE] = torch.cat([block[f"gdn/{name}"] for name in ("query", "key", "value")])
+        out[names.CONVOLUTION] = block["gdn/convolution"].t()[:, None].contiguous()
+        out |= {names.A_LOG: block["gdn/a_log"], names.DT_BIAS: block["gdn/dt_bias"]}
+    experts = sum(name.startswith("moe/experts/") for name in block) // 3
+    found = {part: [block[f"moe/experts/{e}/{part}"] for e in range(experts)] for part in ("gate", "up", "down")}
+    if experts and fused:
+        pairs = zip(found["gate"], found["up"], strict=True)
+        out[names.FUSED_GATE_UP] = torch.stack([torch.cat(pair) for pair in pairs])
+        out[names.FUSED_DOWN] = torch.stack(found["down"])
+    elif experts:
+        out |= {names.split_expert(e, part): x for part, all_of in found.items() for e, x in enumerate(all_of)}
+    return out
+
+
+@torch.no_grad()
+def mtp(model: Any, ids: list[int], steps: int) -> list[tuple[Tensor, Tensor]]:
+    """(outputs, logits) of transformers' MTP pass over a prompt and of each chained step after it.
+
+    ``model`` was loaded from a folder: the tensors of the block are looked for beside it.
+    """
+    main = MtpModel.from_pretrained(model)
+    text = torch.tensor([ids])
+    hidden = final_hidden(model, ids[:-1])[None]
+    cache = MtpCache(config=model.config.get_mtp_config())
+    out, count = [], text.shape[1] - 1
+    fed, positions = text[:, 1:], torch.arange(1, count + 1)[None]
+    for _ in range(steps + 1):
+        read = main.forward_layer(0, hidden, positions, cache, input_ids=fed)
+        scores = model.lm_head(read)
+        out.append((read[0], scores[0]))
+        hidden, fed, positions = read[:, -1:], scores[:, -1:].argmax(-1), positions[:, -1:] + 1
+    return out
+
+
+def run_mtp(block: Any, config: Any, ids: list[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """(outputs, logits) of our block over a prompt, in two pieces; ``hidden`` is the model's, without the last row."""
+    cache, pages = SimpleCache(mtp_geometry(config), 8), [5, 2, 7]
+    outputs, count = [], len(ids) - 1
+    for start, end in ((0, count // 3), (count // 3, count)):
+        step = make_step([ids[start:end]], frontiers=[start], pages=[pages])
+        outputs.append(block.forward(step, torch.tensor(ids[start + 1 : end + 1]), hidden[start:end], cache))
+    whole = torch.cat(outputs)
+    return whole, block.logits(whole)
+
+
+@torch.no_grad()
+def final_hidden(model: Any, ids: list[int]) -> Tensor:
+    """[T, N] after the final norm."""
+    return model(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
 
 
 @torch.no_grad()

@@ -1,184 +1,178 @@
-"""Every ``--weights`` scheme, from a checkpoint saved by transformers to logits: those of the weights it decodes to.
-
-The oracle is transformers' own model with every matrix replaced by what the artifact's bytes mean. So an artifact that
-is read, stacked or multiplied differently from its definition shows, whatever its format loses. A further family is a
-further entry of ``CASES``.
+"""Every ``--weights`` scheme, from a checkpoint saved by transformers to logits and served tokens: those of the model
+that the artifact's bytes decode to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from ninfer_core.api import Checkpoint, ModelFamily
 from ninfer_core.api.nn import Runtime
 from ninfer_core.cli.main import main as ninfer
 from ninfer_core.nn.loader import CheckpointWeights
-from ninfer_core.testing import Rig, compose
-from ninfer_core.weights.checkpoint import open_checkpoint
+from ninfer_core.testing import Rig
 
-FORMATS = {"gguf", "groupwise_int", "row_fp8", "nvfp4"}
-SCHEMES = ("keep", "bf16", "fp32", "fp8", "groupwise-int", "nvfp4")
-TOLERANCE = 2e-4
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share their oracles
+
+import qwen35_oracle as oracle
+import serving_oracle as serving
+from conversion_cases import CASES, FORMATS, SCHEMES, Case, decoded_folder, loaded, meant, opened
+
+TOLERANCE = 2e-4  # of the largest logit
+MARGIN = 10 * TOLERANCE  # a greedy token that leads by less could be another one by rounding alone
+PROMPTS, NEW = 3, 12
+ROUTES = pytest.mark.parametrize("route", ["reference", "fast"])
+EXACT = ("--kv-dtype", "fp32", "--max-context", "256", "--max-concurrency", "4")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One tiny model: how transformers makes it, and which of its tensors a logical parameter is."""
-
-    plugins: frozenset[str]
-    vocab: int
-    make: Callable[[], Any]
-    tensor_of: Callable[[str], str]
-    expected: Callable[[str], set[str]]  # scheme -> the formats of its artifact
+class Source:
+    case: Case
+    model: Any  # in fp32
+    folder: Path
 
 
-def make_llama(**changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(11)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        **changes,
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(torch.randn_like(parameter) * 0.3 + 1)
-    return model
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """An artifact, and transformers' model of what is in it."""
 
+    scheme: str
+    source: Source
+    path: Path
+    report: str  # what ``ninfer convert`` printed
+    model: Any
 
-def llama_tensor(name: str) -> str:
-    from ninfer_llama.names import huggingface_name
-
-    return huggingface_name(name)
-
-
-def llama_formats(scheme: str, vectors: str = "fp32") -> set[str]:
-    groupwise = {"q4_g64_fp16", "q5_g64_fp16", "q8_g32_fp16"}
-    fp8 = "fp8_e4m3fn_row_bf16"
-    matrices = {"keep": {vectors}, "bf16": {"bf16"}, "fp32": {"fp32"}, "fp8": {fp8}, "groupwise-int": groupwise}
-    return {vectors} | matrices.get(scheme, {"nvfp4", fp8})
-
-
-LLAMA = {"plugins": frozenset({"llama"}), "vocab": 256, "tensor_of": llama_tensor}
-CASES = {
-    "llama": Case(**LLAMA, make=make_llama, expected=llama_formats),
-    "llama-tied": Case(**LLAMA, make=lambda: make_llama(tie_word_embeddings=True), expected=llama_formats),
-    # widths that end inside a group, rows that no tile of nvfp4 covers
-    "llama-odd": Case(
-        **LLAMA,
-        make=lambda: make_llama(head_dim=24, attention_bias=True, mlp_bias=True),
-        expected=llama_formats,
-    ),
-    "llama-bf16": Case(
-        **LLAMA,
-        make=lambda: make_llama().to(torch.bfloat16),
-        expected=lambda scheme: llama_formats(scheme, "bf16"),
-    ),
-}
+    @property
+    def case(self) -> Case:
+        return self.source.case
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Case, Any, Path]]:
-    """A case, its oracle in fp32 and the folder it was saved to."""
-    found = CASES[request.param]
-    folder = tmp_path_factory.mktemp("model")
-    model = found.make()
-    model.save_pretrained(folder)
-    # read back rather than cast back, which would leave the rotary frequencies rounded
-    yield found, type(model).from_pretrained(folder, dtype=torch.float32).eval(), folder
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    case, folder = CASES[request.param], tmp_path_factory.mktemp("model")
+    model = case.make()
+    case.save(model, folder)
+    serving.save_tokenizer(folder, oracle.CONTROL[: case.public - serving.BYTES])
+    return Source(case=case, model=loaded(type(model), folder), folder=folder)
 
 
-def opened(path: Path, case: Case) -> tuple[Any, ModelFamily, Checkpoint]:
-    plugins = compose(case.plugins | FORMATS)
-    return (plugins, *open_checkpoint(str(path), plugins))
+@pytest.fixture(scope="module", params=SCHEMES)
+def artifact(
+    request: pytest.FixtureRequest, source: Source, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Converted]:
+    directory = tmp_path_factory.mktemp("artifact")
+    path = directory / "model.ninfer"
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert ninfer(["convert", str(source.folder), str(path), "--weights", request.param]) == 0
+    decoded_folder(source.case, source.folder, path, directory / "decoded")
+    yield Converted(
+        scheme=request.param,
+        source=source,
+        path=path,
+        report=out.getvalue(),
+        model=loaded(type(source.model), directory / "decoded"),
+    )
 
 
-def rig(path: Path, case: Case, *, reference: bool) -> Rig:
+def logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def tokens(case: Case, count: int, seed: int = 4) -> list[int]:
+    return torch.randint(0, case.public, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def built(path: Path, case: Case, *, reference: bool) -> tuple[Any, CheckpointWeights, Rig, Any]:
+    """Our model of an artifact with a cache to run it on."""
     plugins, family, checkpoint = opened(path, case)
     runtime = Runtime(device=torch.device("cpu"), dtype=torch.float32, reference=reference, max_context=512, options={})
     weights = CheckpointWeights(checkpoint, plugins.weight_formats, runtime)
+    model = family.build(checkpoint, weights, runtime)
     layout = family.state_layout(checkpoint.config, runtime)
-    return Rig(family.build(checkpoint, weights, runtime), family.kv_geometry(checkpoint.config), layout)
+    return model, weights, Rig(model, family.kv_geometry(checkpoint.config), layout), checkpoint.config
 
 
-def meant(path: Path, case: Case) -> dict[str, torch.Tensor]:
-    """Every parameter of a checkpoint as its bytes mean it, under transformers' names."""
-    plugins, family, checkpoint = opened(path, case)
-    found = {}
-    for name, shape in family.inventory(checkpoint.config).items():
-        parts = checkpoint.parameter(name, tuple(shape))
-        rows = [plugins.weight_formats[part.format].decode(part) for part in parts]
-        found[case.tensor_of(name)] = torch.cat(rows).reshape(shape)
-    return found
-
-
-def reloaded(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The oracle with these weights; every one of its own is replaced, and none is left over."""
-    names = set(model.state_dict())
-    assert names == set(tensors), names ^ set(tensors)
-    # a tied head is set with the table, so both have to agree
-    model.load_state_dict(tensors)
-    for name, tensor in tensors.items():
-        assert torch.equal(model.state_dict()[name], tensor), name
-    return model
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_artifact_answers_as_the_model_its_bytes_decode_to(case, tmp_path, capsys, scheme):
-    found, model, folder = case
-    out = tmp_path / "model.ninfer"
-    assert ninfer(["convert", str(folder), str(out), "--weights", scheme]) == 0
-    report = capsys.readouterr().out
-    assert set(report.rpartition("(")[2].rstrip(")\n").split(", ")) == found.expected(scheme)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    try:
-        oracle = reloaded(model, meant(out, found))
-        ids = torch.randint(0, found.vocab, (70,), generator=torch.Generator().manual_seed(4))
-        with torch.no_grad():
-            expected = oracle(ids[None]).logits[0]
-    finally:
-        model.load_state_dict(state)
-    if scheme in ("keep", "fp32"):
-        with torch.no_grad():
-            assert torch.equal(expected, model(ids[None]).logits[0]), "nothing was to be lost"
+@ROUTES
+def test_an_artifact_answers_as_the_model_its_bytes_decode_to(artifact, route):
+    ids = tokens(artifact.case, 70)
+    expected = logits(artifact.model, ids)
+    if artifact.scheme in ("keep", "fp32"):
+        assert torch.equal(expected, logits(artifact.source.model, ids)), "nothing was to be lost"
     scale = expected.abs().max()
     assert scale > 1, "a flat model would pass whatever is computed"
-    for reference in (True, False):
-        got = rig(out, found, reference=reference)
-        whole = got.feed({0: ids.tolist()})[0]
-        single = torch.cat([got.feed({1: [token]})[1] for token in ids[:20].tolist()])
-        torch.testing.assert_close(whole, expected, rtol=0, atol=TOLERANCE * scale)
-        torch.testing.assert_close(single, expected[:20], rtol=0, atol=TOLERANCE * scale)
+    got = built(artifact.path, artifact.case, reference=route == "reference")[2]
+    whole = got.feed({0: ids})[0]
+    single = torch.cat([got.feed({1: [token]})[1] for token in ids[:20]])
+    torch.testing.assert_close(whole, expected, rtol=0, atol=TOLERANCE * scale)
+    torch.testing.assert_close(single, expected[:20], rtol=0, atol=TOLERANCE * scale)
+
+
+@ROUTES
+def test_the_mtp_block_of_an_artifact_is_the_one_its_bytes_decode_to(artifact, route):
+    if not artifact.case.mtp:
+        pytest.skip("the family has no MTP block")
+    ids = tokens(artifact.case, 40)
+    model, weights, _, config = built(artifact.path, artifact.case, reference=route == "reference")
+    hidden = oracle.final_hidden(artifact.model, ids[:-1])
+    got = oracle.run_mtp(model.open_mtp(weights), config, ids, hidden)
+    for ours, theirs in zip(got, oracle.mtp(artifact.model, ids, steps=0)[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE * theirs.abs().max())
+
+
+def test_the_formats_are_named_by_conversion_and_inspection(artifact, capsys):
+    wanted = artifact.case.formats(artifact.scheme)
+    assert set(artifact.report.splitlines()[0].rpartition("(")[2].rstrip(")").split(", ")) == wanted
+    assert ninfer(["inspect", str(artifact.path)]) == 0
+    printed = capsys.readouterr().out
+    section = printed.partition("\nBytes per format\n")[2].partition("\n\n")[0]
+    assert {line.split()[0] for line in section.splitlines()} == wanted
+    assert ninfer(["inspect", str(artifact.path), "--json"]) == 0
+    report = msgspec.json.decode(capsys.readouterr().out)
+    assert set(report["formats"]) == {row["format"] for row in report["tensors"]} == wanted
+    assert report["refusals"] == []
+
+
+@pytest.fixture(scope="module")
+def conversation(artifact) -> list[tuple[list[int], tuple[int, ...]]]:
+    """Prompts and what transformers answers, every token by a clear lead."""
+    prompts = [tokens(artifact.case, 30, seed) for seed in range(3 * PROMPTS)]
+    margin = MARGIN * float(logits(artifact.model, prompts[0]).abs().max())
+    found = serving.clear_answers(artifact.model, prompts, NEW, artifact.case.public, margin)
+    assert len(found) >= PROMPTS, "a model of near-ties says nothing"
+    assert len({answer for _, answer in found}) >= PROMPTS, "one answer to everything says nothing"
+    return found[:PROMPTS]
+
+
+@ROUTES
+def test_a_served_artifact_says_what_transformers_says(artifact, conversation, route):
+    flags = ("--reference-ops", *EXACT) if route == "reference" else EXACT
+    engine = serving.serve(artifact.case.plugins | FORMATS | {"kv_bf16"}, artifact.path, *flags)
+    got = serving.answers(engine, [serving.job(prompt, NEW) for prompt, _ in conversation])
+    assert [result.token_ids for result in got] == [answer for _, answer in conversation]
 
 
 @pytest.mark.parametrize("scheme", ["keep", "groupwise-int", "nvfp4"])
-def test_a_split_or_copied_artifact_is_the_same_model(case, tmp_path, scheme):
-    found, _, folder = case
-    names = ["whole", "parts", "copy"]
-    whole, parts, copy = (tmp_path / f"{name}.ninfer" for name in names)
-    assert ninfer(["convert", str(folder), str(whole), "--weights", scheme]) == 0
-    assert ninfer(["convert", str(folder), str(parts), "--weights", scheme, "--max-file-mib", "1"]) == 0
+def test_a_split_or_copied_artifact_is_the_same_model(source, tmp_path, scheme):
+    whole, parts, copy = (tmp_path / f"{name}.ninfer" for name in ("whole", "parts", "copy"))
+    assert ninfer(["convert", str(source.folder), str(whole), "--weights", scheme]) == 0
+    limit = ("--max-file-mib", "1")
+    assert ninfer(["convert", str(source.folder), str(parts), "--weights", scheme, *limit]) == 0
     assert ninfer(["convert", str(parts), str(copy)]) == 0
-    expected = meant(whole, found)
+    expected = meant(whole, source.case)
     for path in (parts, copy):
-        for name, tensor in meant(path, found).items():
+        found = meant(path, source.case)
+        assert set(found) == set(expected)
+        for name, tensor in found.items():
             assert torch.equal(tensor, expected[name]), (path.stem, name)
     assert parts.stat().st_size <= 1 << 20
     assert bool(list(tmp_path.glob("parts.ninfer.part-*"))) == (whole.stat().st_size > 1 << 20)

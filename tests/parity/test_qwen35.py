@@ -13,8 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
-from transformers.cache_utils import MtpCache
-from transformers.modeling_layers import MtpModel
 
 from ninfer_core.api import ArtifactError
 from ninfer_core.kv.state import StatePool
@@ -139,8 +137,7 @@ def test_the_delta_state_after_a_prompt_is_transformers_transposed(case):
 def test_the_hidden_row_of_the_frontier_is_the_final_normed_one(case):
     model, directory = case
     ids = prompt(40)
-    with torch.no_grad():
-        hidden = model(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+    hidden = oracle.final_hidden(model, ids)
     rig = load(directory)
     rig.feed({0: ids[:30]}, wanted="none")
     close(rig.image(0)["hidden"], hidden[29])
@@ -284,38 +281,18 @@ def test_linear_interpolation_leaves_the_window_and_slows_what_follows(tmp_path)
 # the multi-token prediction block
 
 
-@torch.no_grad()
-def mtp_oracle(model: Any, ids: list[int], steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(outputs, logits) of the pass over a prompt and of each chained step after it."""
-    main = MtpModel.from_pretrained(model)
-    text = torch.tensor([ids])
-    hidden = model(input_ids=text[:, :-1], use_cache=False, output_hidden_states=True).hidden_states[-1]
-    cache = MtpCache(config=model.config.get_mtp_config())
-    out, count = [], text.shape[1] - 1
-    fed, positions = text[:, 1:], torch.arange(1, count + 1)[None]
-    for _ in range(steps + 1):
-        read = main.forward_layer(0, hidden, positions, cache, input_ids=fed)
-        scores = model.lm_head(read)
-        out.append((read[0], scores[0]))
-        hidden, fed, positions = read[:, -1:], scores[:, -1:].argmax(-1), positions[:, -1:] + 1
-    return out
-
-
 @ROUTES
 def test_the_mtp_block_equals_transformers_over_a_prompt_and_chained(case, reference):
     model, directory = case
     ids = prompt(80)
-    expected = mtp_oracle(model, ids, steps=3)
+    expected = oracle.mtp(model, ids, steps=3)
     _, checkpoint, weights, read, _ = opened(directory, reference=reference)
     block = read.open_mtp(weights)
     from ninfer_core.testing.cache import SimpleCache
     from ninfer_qwen35.family import mtp_geometry
 
     cache, pages = SimpleCache(mtp_geometry(checkpoint.config), 8), [5, 2, 7]
-    with torch.no_grad():
-        hidden = model(input_ids=torch.tensor([ids[:-1]]), use_cache=False, output_hidden_states=True).hidden_states[
-            -1
-        ][0]
+    hidden = oracle.final_hidden(model, ids[:-1])
     outputs: list[torch.Tensor] = []
     for start, end in ((0, 30), (30, 79)):
         step = make_step([ids[start:end]], frontiers=[start], pages=[pages])

@@ -106,7 +106,7 @@ def test_every_answer_carries_version_and_a_fresh_request_id(serve, method, path
     ids=lambda path: f"framework-defaults-{path}",
 )
 def test_an_unknown_route_is_404_in_the_envelope(serve, path):
-    response = serve().get("GET", path)
+    response = serve().get("GET", f"http://127.0.0.1{path}")  # whole: a client reads //v1 as a host
     assert response.status_code == 404
     assert error(response)["code"] == "route_not_found"
 

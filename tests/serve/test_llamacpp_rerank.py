@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from soon import soon
 
 from ninfer_core import demo, options
 from ninfer_core.api import ApiError, ContextLengthExceeded, Score, Unavailable
@@ -67,13 +68,7 @@ def rank(server: Any, path: str = "/v1/rerank", **body: Any) -> Any:
 
 def assert_at_rest(server: Any) -> None:
     """Whatever became of a request, its places come back at the engine's next boundary."""
-
-    async def wait() -> None:
-        async with asyncio.timeout(20):
-            while server.engine.capacity.held:
-                await asyncio.sleep(0.001)
-
-    server.runner.run(wait())
+    server.runner.run(soon(lambda: server.engine.capacity.held == 0, "every place came back"))
 
 
 @contract("rerank.paths", "rerank.score", "rerank.answer", "rerank.documents", "rerank.return", "rerank.top-n")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soon import soon
 
 contract = pytest.mark.contract
 SCRIPT: dict[str, Any] = {
@@ -118,8 +119,7 @@ async def beside_work(server: Any) -> None:
             return await client.post(path, content=msgspec.json.encode(body), timeout=30)
 
         slow = [asyncio.ensure_future(post("/completion", {"prompt": "slow", "n_predict": 60})) for _ in range(2)]
-        while server.engine.capacity.held < 2:
-            await asyncio.sleep(0.001)
+        await soon(lambda: server.engine.capacity.held == 2, "every place is taken")
         assert (await post("/completion", {"prompt": "hi"})).status_code == 429
         for path, body in (
             ("/tokenize", {"content": "hi"}),

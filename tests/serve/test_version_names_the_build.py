@@ -21,10 +21,12 @@ def tree(tmp_path):
     return tmp_path
 
 
+@pytest.mark.contract("version.string")
 def test_a_tagged_tree_is_called_by_its_tag(tree):
     assert version.described(tree) == "v9"
 
 
+@pytest.mark.contract("version.string")
 def test_only_changed_product_sources_make_it_dirty(tree):
     (tree / "notes.txt").write_text("2")
     assert version.described(tree) == "v9"
@@ -36,6 +38,7 @@ def test_outside_of_git_there_is_no_build_id(tmp_path):
     assert version.described(tmp_path) == ""
 
 
+@pytest.mark.contract("version.string")
 def test_the_environment_names_the_build(monkeypatch):
     monkeypatch.setenv("NINFER_BUILD_ID", "host7")
     version.build_version.cache_clear()

@@ -19,8 +19,8 @@ STATE_ROWS = 32  # of a rule's program
 
 
 def serves(rows: Rows, part: Tensor) -> bool:
-    """Whether the kernels take such rows with states of this shape: histories [slots, J - 1, C] of any, matrices [slots,
-    H, V, K] of a key dimension that is a power of two."""
+    """Whether the kernels take such rows with such states: any histories [slots, J - 1, C]; matrices [slots, H, V, K]
+    of a key dimension that is a power of two."""
     K = part.shape[-1] if part.dim() == 4 else 16
     return 0 < rows.width <= FEW and K & (K - 1) == 0
 
@@ -55,7 +55,8 @@ def _conv(
     grid = (triton.cdiv(C, CHANNELS), len(rows.slots))
     on = rows.on_device
     conv_kernel[grid](
-        x, part, x if weight_JC is None else weight_JC, x if y is None else y, on.firsts, widths, on.slots, C, x.stride(0),
+        x, part, x if weight_JC is None else weight_JC, x if y is None else y,
+        on.firsts, widths, on.slots, C, x.stride(0),
         TAPS=taps, BC=CHANNELS, OUTPUT=y is not None, ADVANCE=advance, num_warps=4,
     )  # fmt: skip
 
@@ -100,7 +101,8 @@ def _rule(
     (G, K), (H, V) = k.shape[1:], v.shape[1:]
     block = min(STATE_ROWS, triton.next_power_of_2(V))
     rule_kernel[(H * triton.cdiv(V, block), len(rows.slots))](
-        q, k, v, g, beta, part, o, rows.on_device.firsts, widths, rows.on_device.slots, q.stride(0), k.stride(0), v.stride(0),
+        q, k, v, g, beta, part, o,
+        rows.on_device.firsts, widths, rows.on_device.slots, q.stride(0), k.stride(0), v.stride(0),
         G=G, H=H, K=K, V=V, BV=block, OUTPUT=output, ADVANCE=advance, num_warps=4,
     )  # fmt: skip
 

@@ -51,7 +51,9 @@ def gates_kernel(a, b, a_log, dt_bias, g, beta, TOTAL, stride_a, stride_b, H: tl
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = o < TOTAL
     o_t, o_h = (o // H).to(tl.int64), o % H
-    b_x = tl.load(a + o_t * stride_a + o_h, mask=m, other=0.0).to(tl.float32) + tl.load(dt_bias + o_h, mask=m, other=0.0)
+    b_x = tl.load(a + o_t * stride_a + o_h, mask=m, other=0.0).to(tl.float32) + tl.load(
+        dt_bias + o_h, mask=m, other=0.0
+    )
     # log(1 + e^x) without the loss of digits where e^x is small; past 20 it is x
     b_e = tl.exp(tl.minimum(b_x, 20.0))
     b_one = 1.0 + b_e

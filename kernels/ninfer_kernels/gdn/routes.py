@@ -1,5 +1,5 @@
-"""Which implementation runs Gated DeltaNet: on a GPU the kernels, where every row is short; else batched torch without a
-loop over tokens, on any device.
+"""Which implementation runs Gated DeltaNet: on a GPU the kernels, where every row is short; else batched torch, on any
+device and without a loop over tokens.
 
 Up to ``CHUNK`` tokens a row, all rows run as one batch of a single chunk, padded to the longest. A longer row is
 solved chunk by chunk, everything but the pass over the states at once. Nothing but rounding distinguishes the forms.
@@ -34,7 +34,9 @@ def _kernels(part: Tensor, rows: Rows) -> ModuleType | None:
     if gpu is not None and gpu.serves(rows, part):
         return gpu
     if rows.uploaded is not None:
-        raise RuntimeError(f"a recorded step of {rows.width} tokens a row needs a kernel for states of {part.shape[1:]}")
+        raise RuntimeError(
+            f"a recorded step of {rows.width} tokens a row needs a kernel for states of {part.shape[1:]}"
+        )
     return None
 
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ninfer_kernels.activation.reference import swiglu
+from ninfer_kernels.linear.reference import linear
+
 Expert = Callable[[Tensor], Tensor]  # [R, N] -> [R, N]
 
 
@@ -29,3 +32,12 @@ def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Exper
         for i in ids_Tk[t].argsort().tolist():
             out[t] += shares_Tk[t, i] * experts[int(ids_Tk[t, i])](x_TN[t : t + 1])[0].float()
     return out
+
+
+def mix_stacked(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """``mix`` of experts ``down(swiglu(gate_up(x)))``, each product rounded to x's dtype.
+
+    gate_up: [E, 2I, N], the gate's rows first; down: [E, N, I].
+    """
+    experts = [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in zip(gate_up, down, strict=True)]
+    return mix(x_TN, shares_Tk, ids_Tk, experts)

@@ -1,4 +1,5 @@
-"""The mixture expert by expert: each runs once, over all tokens that chose it."""
+"""The mixture expert by expert: each runs once, over all tokens that chose it. Experts in one stack are mixed on a GPU
+without the host."""
 
 from __future__ import annotations
 
@@ -8,9 +9,29 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from .reference import Expert, route
+from ninfer_kernels.activation import swiglu
+from ninfer_kernels.device import gpu_route
+from ninfer_kernels.linear import linear
 
-__all__ = ["mix", "route"]
+from . import reference
+from .reference import Expert
+
+
+def route(logits_TE: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """``reference.route``."""
+    gpu = gpu_route(logits_TE, __package__)
+    if gpu is not None and logits_TE.shape[0]:
+        return gpu.route(logits_TE, k)  # type: ignore[no-any-return]
+    return reference.route(logits_TE, k)
+
+
+def mix_stacked(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """``reference.mix_stacked``."""
+    gpu = gpu_route(x_TN, __package__)
+    if gpu is not None and x_TN.shape[0] and x_TN.stride(1) == 1:
+        return gpu.mix_stacked(x_TN, shares_Tk, ids_Tk, gate_up, down)  # type: ignore[no-any-return]
+    experts = [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in zip(gate_up, down, strict=True)]
+    return mix(x_TN, shares_Tk, ids_Tk, experts)
 
 
 def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Expert]) -> Tensor:

@@ -13,9 +13,7 @@ WIDEST = 1 << 14  # elements one program holds
 
 def serves(*tensors: Tensor) -> bool:
     """Whether the kernels take them: 2 or 3 dimensions, something in them, rows contiguous and not too long."""
-    return all(
-        x.dim() in (2, 3) and x.numel() > 0 and x.stride(-1) == 1 and x.shape[-1] <= WIDEST for x in tensors
-    )
+    return all(x.dim() in (2, 3) and x.numel() > 0 and x.stride(-1) == 1 and x.shape[-1] <= WIDEST for x in tensors)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -43,7 +43,7 @@ def add_rms_norm_kernel(x, delta, weight, y, eps, stride_x, stride_delta, D: tl.
 def gated_rms_norm_kernel(
     x, gate, weight, y, eps, stride_t, stride_h, gate_t, gate_h, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
 ):
-    """y = rms_norm(x) * SiLU(gate) of one head. x, gate: [T, H, D], their rows contiguous; weight: [D]; y: [T, H, D]."""
+    """y = rms_norm(x) * SiLU(gate) of one head. x, gate, y: [T, H, D], their rows contiguous; weight: [D]."""
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_d = tl.arange(0, BD)
     m_d = o_d < D

@@ -1,5 +1,5 @@
-"""Which implementation rotates: on a GPU Triton, on a CPU a compiled one for the few tokens of a decode round and torch's
-own for the rest. The angles of a step are computed once and serve every layer."""
+"""Which implementation rotates: on a GPU Triton, on a CPU a compiled one for the few tokens of a decode round and
+torch's own for the rest. The angles of a step are computed once and serve every layer."""
 
 from __future__ import annotations
 

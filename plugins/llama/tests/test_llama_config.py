@@ -53,7 +53,7 @@ def test_a_config_survives_being_stored(changes):
 
 
 BAD = {
-    "unknown": ({"sliding_window": 5}, "unknown key 'sliding_window'"),
+    "unknown": ({"sliding_window": 5}, 'unknown member "sliding_window"'),
     "missing": ({"hidden_size": ...}, "object missing required field `hidden_size`"),
     "wrong-type": ({"hidden_size": "48"}, "hidden_size: expected `int`, got `str`"),
     "bool-for-int": ({"hidden_size": True}, "hidden_size: expected `int`, got `bool`"),

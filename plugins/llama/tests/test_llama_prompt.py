@@ -110,7 +110,7 @@ def test_the_template_sees_the_special_tokens_and_the_preset_is_ours():
 
 
 BROKEN = {
-    "no-tokenizer": ({"tokenizer.json": None}, "model: the checkpoint has no tokenizer.json"),
+    "no-tokenizer": ({"tokenizer.json": None}, 'model: text: missing resource "tokenizer.json"'),
     "template": ({"chat_template.jinja": b"ab\xff"}, "model: chat_template.jinja is not UTF-8 at byte 2"),
     "generation": ({"generation_config.json": b"[1]"}, "model: generation_config.json: Expected `object`, got `array`"),
     "truncated": ({"tokenizer_config.json": b'{"a":'}, "tokenizer_config.json: "),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ninfer_core.api.nn import Cache, Linear, Step
+from ninfer_kernels import device
 from ninfer_kernels.gdn import Rows
 
 from .config import Qwen35Config
@@ -106,6 +107,8 @@ def delta_part(layer: int) -> str:
 class GatedMlp:
     """``down(SiLU(gate) * up)``."""
 
+    records_steps = True
+
     def __init__(self, gate: str, up: str, down: str, p: Parameters, kernels: Kernels) -> None:
         self.swiglu = kernels.activation.swiglu
         self.gate_up: Linear = p.linear(gate, up)
@@ -125,14 +128,31 @@ class SparseMlp:
         self.shared_score_t = p.tensor("moe/shared_score").t()
         self.shared = GatedMlp("moe/shared/gate", "moe/shared/up", "moe/shared/down", p, kernels)
         stems = [f"moe/experts/{e}/" for e in range(config.num_experts or 0)]
-        self.experts = [GatedMlp(stem + "gate", stem + "up", stem + "down", p, kernels) for stem in stems]
+        # on a GPU one stack for all experts, which kernels read without asking the host who was chosen
+        self.stacks = _stacks(stems, p) if device.launches(self.router_t) else None
+        self.records_steps = self.stacks is not None
+        self.experts: list[GatedMlp] = []
+        if self.stacks is None:
+            self.experts = [GatedMlp(stem + "gate", stem + "up", stem + "down", p, kernels) for stem in stems]
 
     def __call__(self, h: Tensor) -> Tensor:
         wide = h.float()
         shares, ids = self.k.moe.route(wide @ self.router_t, self.chosen)
-        routed = self.k.moe.mix(h, shares, ids, self.experts)
+        if self.stacks is not None:
+            routed = self.k.moe.mix_stacked(h, shares, ids, *self.stacks)
+        else:
+            routed = self.k.moe.mix(h, shares, ids, self.experts)
         shared = self.k.activation.sigmoid_gate(self.shared(h).float(), wide @ self.shared_score_t)
         return (routed + shared).to(h.dtype)
+
+
+def _stacks(stems: Sequence[str], p: Parameters) -> tuple[Tensor, Tensor] | None:
+    """Gate and up of all experts, [E, 2I, N], and their down, [E, N, I]; None where they are not held densely."""
+    gate_up = getattr(p.linear(*(stem + part for stem in stems for part in ("gate", "up"))), "weight", None)
+    down = getattr(p.linear(*(stem + "down" for stem in stems)), "weight", None)
+    if gate_up is None or down is None:
+        return None
+    return gate_up.unflatten(0, (len(stems), -1)), down.unflatten(0, (len(stems), -1))
 
 
 class Block:

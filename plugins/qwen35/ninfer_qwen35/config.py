@@ -159,7 +159,8 @@ def read(config: Mapping[str, Any], place: str = "text config") -> Qwen35Config:
     """The checked config; ArtifactError names the key, its value's fault and what would be accepted."""
     unknown = sorted(set(config) - set(Qwen35Config.__struct_fields__))
     if unknown:
-        raise ArtifactError(f"{place}: unknown key {unknown[0]!r}")
+        # as repr escapes it: the key is whatever the file says
+        raise ArtifactError(f'{place}: unknown member "{repr(unknown[0])[1:-1]}"')
     try:
         c = msgspec.convert(dict(config), Qwen35Config)
     except msgspec.ValidationError as error:

@@ -56,14 +56,13 @@ class Qwen35Model:
 
     def __init__(self, config: Qwen35Config, weights: Weights, runtime: Runtime) -> None:
         self.config, self.runtime = config, runtime
-        # experts are grouped on the host
-        self.records_steps = not config.is_moe
         self.kernels = Kernels(runtime)
         # first: options that exclude each other are refused before a weight is read
         self.rotary = Rotary(config, runtime) if config.rope_parameters is not None else None
         shapes = inventory(config)
         self.embed = weights.embedding("text/token_embedding", shapes["text/token_embedding"])
         self.blocks = [self._block(i, kind, weights) for i, kind in enumerate(config.layer_types)]
+        self.records_steps = all(block.ffn.records_steps for block in self.blocks)
         self.final_norm = 1.0 + weights.tensor("text/final_norm", shapes["text/final_norm"])
         head = "text/token_embedding" if config.tie_word_embeddings else "text/output_head"
         self.head = weights.linear(head, shapes[head])

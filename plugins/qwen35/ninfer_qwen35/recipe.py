@@ -75,7 +75,8 @@ def _groupwise(c: Qwen35Config, name: str) -> str:
         return Q8
     if not c.is_moe:
         return next(form for end, form in DENSE_GROUPWISE.items() if name.endswith(end))
-    if name == "text/output_head":
+    # a tied head is the table, and is stored once
+    if name == "text/output_head" and not c.tie_word_embeddings:
         return MOE_HEAD
     if "moe/experts/" not in name:
         return Q8

@@ -152,7 +152,7 @@ def test_sections_that_do_not_interleave_are_refused(sections):
 
 
 BAD_ARTIFACTS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown key": ({"surprise": 1}, "unknown key 'surprise'"),
+    "unknown key": ({"surprise": 1}, 'unknown member "surprise"'),
     "wrong type": ({"hidden_size": "big"}, "hidden_size: expected `int`, got `str`"),
     "a float for a count": ({"hidden_size": 2.5}, "hidden_size: expected `int`, got `float`"),
     "a boolean for a count": ({"num_hidden_layers": True}, "num_hidden_layers: expected `int`, got `bool`"),

@@ -444,7 +444,7 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused() -> None:
 
 
 BAD_FILES = {
-    "tokenizer__json": (None, "no tokenizer.json"),
+    "tokenizer__json": (None, 'text: missing resource "tokenizer.json"'),
     "tokenizer_config__json": (b"[1]", "tokenizer_config.json: expected a JSON object"),
     "generation_config__json": (b"{", "generation_config.json: "),
     "chat_template__jinja": (b"\xff", "chat_template.jinja is not UTF-8 at byte 0"),

@@ -34,8 +34,8 @@ def job(text: str, place: str = "documents[0]") -> ChatJob:
     return ChatJob(messages=(Message(role="user", content=(Part(text=text),), place=place),), thinking=False)
 
 
-def started(folder: Any, *flags: str) -> Any:
-    return open_engine(folder, SCRIPT, *flags)
+def started(folder: Any, *flags: str, prefill_delay_ms: float = 0) -> Any:
+    return open_engine(folder, {**SCRIPT, "prefill_delay_ms": prefill_delay_ms}, *flags)
 
 
 async def live(engine: Any, work: Any) -> Any:
@@ -49,12 +49,16 @@ async def live(engine: Any, work: Any) -> Any:
         assert await asyncio.to_thread(engine.join, 10)
 
 
+async def soon(claim: Any) -> None:
+    for _ in range(10_000):
+        if claim():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
 async def settled(engine: Any) -> None:
-    for _ in range(2000):
-        if not engine.capacity.held and engine.worker.idle:
-            break
-        await asyncio.sleep(0.002)
-    assert engine.capacity.held == 0
+    await soon(lambda: not engine.capacity.held and engine.worker.idle)
     assert engine.worker.lanes.pool.available == engine.worker.lanes.pool.total
     engine.worker.lanes.pool.check()
 
@@ -67,7 +71,9 @@ def expected(engine: Any, logits: dict[int, float], token: int) -> float:
 
 
 @contract("rerank.exact")
-@pytest.mark.parametrize("flags", [(), ("--greedy",), ("--temperature", "0.2", "--top-k", "1", "--presence-penalty", "2")])
+@pytest.mark.parametrize(
+    "flags", [(), ("--greedy",), ("--temperature", "0.2", "--top-k", "1", "--presence-penalty", "2")]
+)
 def test_scores_are_the_models_own_whatever_its_sampler_is(tmp_path, flags):
     engine = started(tmp_path, *flags)
     scores = run(live(engine, lambda: engine.score([job("panda"), job("Paris"), job("nothing")], (YES, NO))))
@@ -114,13 +120,14 @@ def test_a_full_house_refuses_a_judgement_and_one_place_is_enough(tmp_path):
 @contract("rerank.lanes", "rerank.fair")
 def test_a_generation_that_comes_later_is_not_held_up_to_the_end(tmp_path):
     """Pitfall class of vllm-18826: what one request brings along never fills the queue in front of the others."""
-    engine = started(tmp_path, "--max-concurrency", "2", "--max-pending-requests", "8")
-    waiting: list[int] = []
+    flags = ("--max-concurrency", "2", "--max-pending-requests", "8")
+    engine = started(tmp_path, *flags, prefill_delay_ms=2)
 
     async def work() -> None:
-        judging = asyncio.ensure_future(engine.score([job("panda " * 20) for _ in range(120)], (YES, NO)))
-        await asyncio.sleep(0.02)
-        waiting.append(engine.capacity.held)
+        jobs = [job("panda") for _ in range(120)]
+        judging = asyncio.ensure_future(engine.score(jobs, (YES, NO)))
+        await soon(lambda: engine.worker.counters.prefill_units > 2)
+        assert engine.capacity.held == 2, "a lane's worth"
         generation = await engine.complete(RawJob(prompt=("hi",), max_tokens=1))
         async with generation:
             await generation.result()
@@ -128,16 +135,16 @@ def test_a_generation_that_comes_later_is_not_held_up_to_the_end(tmp_path):
         assert len(await judging) == 120
 
     run(live(engine, work))
-    assert waiting == [2]
 
 
 @contract("rerank.capacity")
 def test_a_client_that_leaves_takes_its_judgements_with_it(tmp_path):
-    engine = started(tmp_path, "--max-concurrency", "2")
+    engine = started(tmp_path, "--max-concurrency", "2", prefill_delay_ms=2)
 
     async def work() -> None:
-        judging = asyncio.ensure_future(engine.score([job("panda") for _ in range(200)], (YES, NO)))
-        await asyncio.sleep(0.03)
+        jobs = [job("panda") for _ in range(200)]
+        judging = asyncio.ensure_future(engine.score(jobs, (YES, NO)))
+        await soon(lambda: engine.worker.counters.prefill_units > 2)
         judging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await judging
@@ -182,19 +189,12 @@ def test_slots_are_the_lanes_and_what_runs_in_them(tmp_path):
         generation = await engine.complete(RawJob(prompt=("slow",)))
         async with generation:
             await anext(aiter(generation))
-            for _ in range(500):
-                if engine.slots()[0].is_processing:
-                    break
-                await asyncio.sleep(0.002)
+            await soon(lambda: engine.slots()[0].is_processing)
             busy, idle = engine.slots()
             assert (busy.index, busy.is_processing, busy.prompt_tokens, busy.cached_tokens) == (0, True, 4, 0)
             assert (idle.index, idle.is_processing, idle.prompt_tokens) == (1, False, 0)
         await settled(engine)
-        for _ in range(500):
-            if not engine.slots()[0].is_processing:
-                break
-            await asyncio.sleep(0.002)
-        assert not engine.slots()[0].is_processing
+        await soon(lambda: not engine.slots()[0].is_processing)
 
     run(live(engine, work))
 
