@@ -1,4 +1,4 @@
-"""A real and weak model behind the agents: what it cannot hold is said clearly, what it says breaks nothing."""
+"""A real and small model behind the agents: each says that its prompt does not fit, and stops."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from agents import Ask, claude_code, codex, qwen_code
 
 PLUGINS = "llama,gguf,kv_bf16,openai,anthropic"
 FLAGS = ("--model-id", "demo", "--lenient-tools", "--max-pending-requests", "8")
-LIMIT = "16"  # tokens of an answer
 AGENTS = {
-    "claude-code": functools.partial(claude_code, environment={"CLAUDE_CODE_MAX_OUTPUT_TOKENS": LIMIT}),
+    "claude-code": claude_code,
     "codex": functools.partial(codex, model="demo"),
-    "qwen-code-openai": functools.partial(
-        qwen_code, model="demo", protocol="openai", environment={"QWEN_CODE_MAX_OUTPUT_TOKENS": LIMIT}
-    ),
-    "qwen-code-anthropic": functools.partial(
-        qwen_code, model="demo", protocol="anthropic", environment={"QWEN_CODE_MAX_OUTPUT_TOKENS": LIMIT}
-    ),
+    "qwen-code-openai": functools.partial(qwen_code, model="demo", protocol="openai"),
+    "qwen-code-anthropic": functools.partial(qwen_code, model="demo", protocol="anthropic"),
 }
 TOO_LONG = {
     "claude-code": "Prompt is too long",
-    "codex": "context",
+    "codex": "ran out of room in the model's context window",
     "qwen-code-openai": "this server's context holds 1024",
     "qwen-code-anthropic": "this server's context holds 1024",
 }
@@ -35,12 +30,6 @@ pytestmark = pytest.mark.clients
 @pytest.fixture(scope="module")
 def small(serve_model) -> Iterator[str]:
     with serve_model("demo", PLUGINS, *FLAGS, "--max-context", "1024") as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def whole(serve_model) -> Iterator[str]:
-    with serve_model("demo", PLUGINS, *FLAGS, "--default-max-tokens", LIMIT) as address:
         yield address
 
 
@@ -56,13 +45,3 @@ def test_an_agent_says_that_its_prompt_is_too_long(small, tmp_path, agent):
     assert done.returncode != 0
     assert TOO_LONG[agent] in done.stdout + done.stderr
     assert failures(small) == 0
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_takes_what_the_model_says_or_says_why_not(whole, tmp_path, agent):
-    """Their instructions have around 8192 tokens, so that newer versions may not fit; both ends are in order."""
-    ask: Ask = AGENTS[agent]
-    done = ask(whole, tmp_path, "Say hello.")
-    said = (done.stdout + done.stderr).lower()
-    assert done.stdout.strip() if done.returncode == 0 else ("token" in said or "too long" in said), done.stderr
-    assert failures(whole) == 0

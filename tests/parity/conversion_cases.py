@@ -187,6 +187,6 @@ CASES = {
     "qwen35-moe-tied": Case(
         **QWEN35,
         make=lambda: oracle.build(NARROW_MOE),
-        formats=qwen35_formats({Q4, Q5, Q6, Q8}, {ROW_FP8, Q6, Q8}),
+        formats=qwen35_formats({Q4, Q5, Q8}, {ROW_FP8, Q8}),
     ),
 }

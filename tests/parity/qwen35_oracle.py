@@ -189,7 +189,9 @@ def _foreign_block(block: dict[str, Tensor], *, fused: bool) -> dict[str, Tensor
     plain = {**names.BLOCK, **names.ATTENTION, **names.GDN, **names.MLP, **names.MOE}
     out = {plain[name]: tensor for name, tensor in block.items() if name in plain}
     if "attention/query" in block:
-        pair = [block[f"attention/{name}"].unflatten(0, (BASE["num_attention_heads"], -1)) for name in ("query", "gate")]
+        pair = [
+            block[f"attention/{name}"].unflatten(0, (BASE["num_attention_heads"], -1)) for name in ("query", "gate")
+        ]
         out[names.QUERY_AND_GATE] = torch.cat(pair, dim=1).flatten(0, 1)
     if "gdn/query" in block:
         out[names.QUERY_KEY_VALUE] = torch.cat([block[f"gdn/{name}"] for name in ("query", "key", "value")])

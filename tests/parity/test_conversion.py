@@ -34,6 +34,15 @@ ROUTES = pytest.mark.parametrize("route", ["reference", "fast"])
 EXACT = ("--kv-dtype", "fp32", "--max-context", "256", "--max-concurrency", "4")
 
 
+# the others differ in what their logits show already
+SERVED = pytest.mark.parametrize(
+    "source",
+    [pytest.param(name, marks=() if name in ("llama", "qwen35", "qwen35-moe") else pytest.mark.slow) for name in CASES],
+    indirect=True,
+    scope="module",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     case: Case
@@ -112,9 +121,9 @@ def test_an_artifact_answers_as_the_model_its_bytes_decode_to(artifact, route):
     assert scale > 1, "a flat model would pass whatever is computed"
     got = built(artifact.path, artifact.case, reference=route == "reference")[2]
     whole = got.feed({0: ids})[0]
-    single = torch.cat([got.feed({1: [token]})[1] for token in ids[:20]])
+    single = torch.cat([got.feed({1: [token]})[1] for token in ids[:9]])
     torch.testing.assert_close(whole, expected, rtol=0, atol=TOLERANCE * scale)
-    torch.testing.assert_close(single, expected[:20], rtol=0, atol=TOLERANCE * scale)
+    torch.testing.assert_close(single, expected[:9], rtol=0, atol=TOLERANCE * scale)
 
 
 @ROUTES
@@ -153,6 +162,7 @@ def conversation(artifact) -> list[tuple[list[int], tuple[int, ...]]]:
     return found[:PROMPTS]
 
 
+@SERVED
 @ROUTES
 def test_a_served_artifact_says_what_transformers_says(artifact, conversation, route):
     flags = ("--reference-ops", *EXACT) if route == "reference" else EXACT
@@ -161,6 +171,7 @@ def test_a_served_artifact_says_what_transformers_says(artifact, conversation, r
     assert [result.token_ids for result in got] == [answer for _, answer in conversation]
 
 
+@SERVED
 @pytest.mark.parametrize("scheme", ["keep", "groupwise-int", "nvfp4"])
 def test_a_split_or_copied_artifact_is_the_same_model(source, tmp_path, scheme):
     whole, parts, copy = (tmp_path / f"{name}.ninfer" for name in ("whole", "parts", "copy"))

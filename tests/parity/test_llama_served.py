@@ -4,27 +4,25 @@ A folder saved by transformers and the artifact converted from it are served wit
 the demo model runs on its fast routes too, alone, in a batch and with copy drafting, which must not show.
 """
 
-import asyncio
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ninfer_core.api import RawJob, Result, SamplingRequest
+from ninfer_core.api import RawJob, SamplingRequest
 from ninfer_core.cli.main import main as ninfer
 from ninfer_core.demo import demo_model
 from ninfer_core.engine.engine import LocalEngine
-from ninfer_core.engine.load import load_engine
-from ninfer_core.engine.progress import Silent
-from ninfer_core.options import parse
-from ninfer_core.testing import compose
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `serving_oracle`
+
+import serving_oracle as serving
+from serving_oracle import answers
 
 PLUGINS = {"llama", "gguf", "kv_bf16", "kv_int8", "spec_ngram"}
-GREEDY = SamplingRequest(temperature=0.0, seed=1)
 NEW = 64
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped-tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -35,12 +33,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 def save_checkpoint(directory: Path, changes: dict[str, Any]) -> LlamaForCausalLM:
     """A random model and a byte-level tokenizer, as transformers leaves them on disk."""
     torch.manual_seed(3)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
     config = LlamaConfig(
-        vocab_size=len(alphabet),
+        vocab_size=serving.BYTES,
         hidden_size=64,
         intermediate_size=112,
         num_hidden_layers=2,
@@ -54,44 +48,12 @@ def save_checkpoint(directory: Path, changes: dict[str, Any]) -> LlamaForCausalL
     )
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(directory)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    serving.save_tokenizer(directory)
     return model
 
 
-def expected(model: LlamaForCausalLM, ids: Sequence[int], count: int = NEW) -> tuple[int, ...]:
-    out = model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return tuple(out[0, len(ids) :].tolist())
-
-
-def serve(model: str, *flags: str) -> LocalEngine:
-    plugins = compose(PLUGINS)
-    _, values = parse([model, *flags], plugins, "serve")
-    return load_engine(model, values, plugins, Silent())
-
-
-def answers(engine: LocalEngine, jobs: Sequence[RawJob]) -> list[Result]:
-    """All jobs at once."""
-
-    async def one(job: RawJob) -> Result:
-        async with await engine.complete(job) as generation:
-            return await generation.result()
-
-    async def everything() -> list[Result]:
-        engine.start(asyncio.get_running_loop())
-        results = await asyncio.gather(*map(one, jobs))
-        engine.stop()
-        return results
-
-    results = asyncio.run(everything())
-    assert engine.join(30)
-    return results
+def serve(model: str | Path, *flags: str) -> LocalEngine:
+    return serving.serve(PLUGINS, model, *flags)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -102,12 +64,12 @@ def test_greedy_tokens_equal_transformers_from_folder_and_artifact(tmp_path, sha
     assert ninfer(["convert", str(folder), str(artifact)]) == 0
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(0, 256, (n,), generator=generator).tolist() for n in (1, 63, 130, 700)]
-    wanted = [expected(model, prompt) for prompt in prompts]
-    jobs = [RawJob(prompt=(tuple(p),), max_tokens=NEW, sampling=GREEDY, ignore_eos=True) for p in prompts]
+    wanted = [serving.greedy(model, prompt, NEW, serving.BYTES) for prompt in prompts]
+    jobs = [serving.job(prompt, NEW) for prompt in prompts]
     reference = ("--reference-ops", "--kv-dtype", "fp32", "--max-context", "1024", "--prefill-chunk", "128")
     for source in (folder, artifact):
         for lanes in ("1", "4"):
-            got = answers(serve(str(source), *reference, "--max-concurrency", lanes), jobs)
+            got = answers(serve(source, *reference, "--max-concurrency", lanes), jobs)
             assert [result.token_ids for result in got] == wanted, (source, lanes)
 
 

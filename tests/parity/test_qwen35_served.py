@@ -6,7 +6,6 @@ not show either.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import types
 from collections.abc import Sequence
@@ -15,49 +14,28 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from ninfer_core.api import (
-    Draft,
-    DraftRequest,
-    RawJob,
-    Refusal,
-    Result,
-    SamplingRequest,
-    SpeculativeBackend,
-    hookimpl,
-)
-from ninfer_core.cli.main import main as ninfer
+from ninfer_core.api import Draft, DraftRequest, RawJob, Refusal, SpeculativeBackend, hookimpl
 from ninfer_core.engine.engine import LocalEngine
-from ninfer_core.engine.load import load_engine
-from ninfer_core.engine.progress import Silent
-from ninfer_core.options import parse
-from ninfer_core.testing import compose
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `qwen35_oracle`
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share their oracles
 
 import qwen35_oracle as oracle
+import serving_oracle as serving
+from serving_oracle import answers
 
 PLUGINS = {"qwen35", "llama", "kv_bf16"}
-# the family's preset has a presence penalty
-GREEDY = SamplingRequest(temperature=0.0, presence_penalty=0.0, seed=1)
 NEW = 20
 LENGTHS = (1, 2, 63, 64, 65, 130, 300, 700)
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-PUBLIC = 256 + len(CONTROL)
+PUBLIC = serving.BYTES + len(oracle.CONTROL)  # ids from here on are padding rows of the tables
 EXACT = ("--reference-ops", "--kv-dtype", "fp32", "--max-context", "1024", "--prefill-chunk", "128")
 FAST = EXACT[1:]
-KINDS = {"dense": oracle.DENSE, "moe": oracle.MOE}
+# layers of both kinds; more of them cost time and show nothing new
+KINDS = {"dense": {**oracle.DENSE, "num_hidden_layers": 4}, "moe": oracle.MOE}
 
 
 def save_tokenizer(directory: Path) -> None:
-    """Bytes, and the control tokens after them; ids from ``PUBLIC`` on are padding rows of the tables."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in CONTROL])
-    tokenizer.save(str(directory / "tokenizer.json"))
+    serving.save_tokenizer(directory, oracle.CONTROL)
     (directory / "generation_config.json").write_text('{"eos_token_id": [258, 256], "pad_token_id": 256}')
 
 
@@ -73,48 +51,15 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def wanted(case) -> list[tuple[int, ...]]:
     """What transformers answers to ``prompts``."""
-    return [expected(case[0], ids) for ids in prompts()]
+    return [serving.greedy(case[0], ids, NEW, PUBLIC) for ids in prompts()]
 
 
-def expected(model: Any, ids: Sequence[int], count: int = NEW) -> tuple[int, ...]:
-    out = model.generate(
-        input_ids=torch.tensor([list(ids)]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        suppress_tokens=list(range(PUBLIC, oracle.VOCAB)),
-    )
-    return tuple(out[0, len(ids) :].tolist())
-
-
-def serve(model: str, *flags: str, modules: Sequence[tuple[str, Any]] = ()) -> LocalEngine:
-    plugins = compose(PLUGINS, modules=modules)
-    _, values = parse([model, *flags], plugins, "serve")
-    return load_engine(model, values, plugins, Silent())
-
-
-def answers(engine: LocalEngine, jobs: Sequence[RawJob]) -> list[Result]:
-    """All jobs at once."""
-
-    async def one(job: RawJob) -> Result:
-        async with await engine.complete(job) as generation:
-            return await generation.result()
-
-    async def everything() -> list[Result]:
-        engine.start(asyncio.get_running_loop())
-        results = await asyncio.gather(*map(one, jobs))
-        engine.stop()
-        return results
-
-    results = asyncio.run(everything())
-    assert engine.join(30)
-    return results
+def serve(model: str | Path, *flags: str, modules: Sequence[tuple[str, Any]] = ()) -> LocalEngine:
+    return serving.serve(PLUGINS, model, *flags, modules=modules)
 
 
 def job(ids: Sequence[int]) -> RawJob:
-    return RawJob(prompt=(tuple(ids),), max_tokens=NEW, sampling=GREEDY, ignore_eos=True)
+    return serving.job(ids, NEW)
 
 
 def prompts() -> list[list[int]]:
@@ -122,14 +67,11 @@ def prompts() -> list[list[int]]:
     return [torch.randint(0, 256, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def test_greedy_tokens_equal_transformers_alone_and_in_a_batch_of_eight(case, wanted, tmp_path):
-    folder = case[1]
+@pytest.mark.parametrize("lanes", ["1", "8"])
+def test_greedy_tokens_equal_transformers_alone_and_in_a_batch_of_eight(case, wanted, lanes):
     assert max(token for tokens in wanted for token in tokens) < PUBLIC
-    artifact = tmp_path / "model.ninfer"
-    assert ninfer(["convert", str(folder), str(artifact)]) == 0
-    for source, lanes in ((folder, "1"), (folder, "8"), (artifact, "8")):
-        got = answers(serve(str(source), *EXACT, "--max-concurrency", lanes), [job(ids) for ids in prompts()])
-        assert [result.token_ids for result in got] == wanted, (source, lanes)
+    got = answers(serve(case[1], *EXACT, "--max-concurrency", lanes), [job(ids) for ids in prompts()])
+    assert [result.token_ids for result in got] == wanted
 
 
 def test_greedy_tokens_of_the_fast_routes_equal_transformers(case, wanted):

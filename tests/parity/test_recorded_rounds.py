@@ -64,7 +64,7 @@ QWEN35 = {
 
 
 MOE = {
-    **{key: value for key, value in QWEN35.items() if key != "intermediate_size"},
+    **{key: QWEN35[key] for key in QWEN35 if key != "intermediate_size" and not key.startswith("linear_")},
     "architectures": ["Qwen3_5MoeForCausalLM"],
     "model_type": "qwen3_5_moe_text",
     "num_hidden_layers": 1,

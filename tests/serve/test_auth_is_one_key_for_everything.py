@@ -51,7 +51,7 @@ def ask(door, wire, *headers, path="/v1/models", method="GET", body=b""):
     return asyncio.run(run())
 
 
-@pytest.mark.contract("load.key")
+@pytest.mark.contract("load.key", "access.key", "access.figures")
 @pytest.mark.parametrize(("method", "path"), PROTECTED)
 def test_everything_but_health_needs_the_key(serve, method, path):
     site = serve(api_key=KEY)
@@ -70,6 +70,7 @@ def test_everything_but_health_needs_the_key(serve, method, path):
     assert site.get(method, path, CHAT if method == "POST" else None, headers=BEARER).status_code != 401
 
 
+@pytest.mark.contract("access.key")
 @pytest.mark.parametrize(
     "headers", [BEARER, {"authorization": f"bearer   {KEY}"}, {"x-api-key": KEY}, {"X-API-Key": KEY}]
 )
@@ -77,11 +78,13 @@ def test_the_key_lets_in_as_bearer_and_as_x_api_key(serve, headers):
     assert serve(api_key=KEY).get("POST", "/v1/chat/completions", CHAT, headers=headers).status_code == 200
 
 
+@pytest.mark.contract("access.open")
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_health_is_open(serve, method):
     assert serve(api_key=KEY).get(method, "/health").status_code == 200
 
 
+@pytest.mark.contract("access.open")
 def test_a_preflight_is_open_and_starts_nothing(serve):
     site = serve(api_key=KEY)
     asks = {"origin": "http://a.example", "access-control-request-method": "POST"}
@@ -109,6 +112,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.contract("access.key")
 @pytest.mark.parametrize("headers", WRONG, ids=lambda headers: "compare-digest-" + repr(headers[0][1]))
 def test_every_other_key_is_401_and_never_500(serve, wire, headers):
     line = ask(serve(api_key=KEY).door, wire, *headers)
@@ -145,6 +149,7 @@ def test_a_crafted_host_opens_nothing(serve, wire, host):
     assert asyncio.run(run()) == 401
 
 
+@pytest.mark.contract("access.figures")
 @pytest.mark.parametrize("path", ["/v1/load", "/stats", "/metrics", "/nope"])
 def test_the_stats_listener_asks_for_the_same_key(serve, wire, path):
     site = serve(api_key=KEY)
@@ -159,6 +164,7 @@ def test_a_server_that_loads_says_so_before_it_asks_for_a_key(serve):
     assert serve(api_key=KEY, loading=True).get("GET", "/v1/models").status_code == 503
 
 
+@pytest.mark.contract("access.secret")
 def test_no_log_line_and_no_answer_holds_the_key(serve):
     wrong = "another-secret"
     with structlog.testing.capture_logs() as lines, CaptureRecords() as records:

@@ -25,6 +25,7 @@ def answers(site):
 STATUSES = [200, 200, 400, 404, 405, 204, 401, 403]
 
 
+@pytest.mark.contract("access.cors")
 @pytest.mark.parametrize("thread", ["vllm-pr-4862"])
 def test_every_answer_may_be_read_by_any_page(serve, thread):
     got = list(answers(serve(cors=True, api_key="k")))
@@ -36,6 +37,7 @@ def test_every_answer_may_be_read_by_any_page(serve, thread):
     assert (loading.status_code, loading.headers["access-control-allow-origin"]) == (503, "*")
 
 
+@pytest.mark.contract("access.cors.off")
 def test_without_the_flag_no_answer_says_anything_of_it(serve):
     site = serve(api_key="k")
     got = [*answers(site), site.get("OPTIONS", "/v1/chat/completions", headers=PREFLIGHT)]
@@ -43,6 +45,7 @@ def test_without_the_flag_no_answer_says_anything_of_it(serve):
     assert not [name for answer in got for name in answer.headers if name.startswith("access-control")]
 
 
+@pytest.mark.contract("access.open", "access.cors")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/health", "/v1/v1/models", "/nope"])
 @pytest.mark.parametrize("key", [pytest.param(None, id="llama.cpp-6544-open"), pytest.param("k", id="sonar-434-key")])
 def test_a_preflight_is_204_on_every_route_without_a_key(serve, path, key):
@@ -59,6 +62,7 @@ def allowed(serve, asked):
     return site.get("OPTIONS", "/v1/models", headers=headers).headers["access-control-allow-headers"].split(", ")
 
 
+@pytest.mark.contract("access.cors.headers")
 @pytest.mark.parametrize(
     ("asked", "more"),
     [

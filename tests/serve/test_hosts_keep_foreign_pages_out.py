@@ -37,11 +37,13 @@ def ask(site, wire, *headers, method="GET", path="/v1/models", body=b"", http_ve
     return line.status, code
 
 
+@pytest.mark.contract("access.hosts")
 @pytest.mark.parametrize("host", LOOPBACK.split())
 def test_loopback_names_are_let_in_with_any_port(serve, wire, host):
     assert ask(serve(), wire, (b"host", host.encode()))[0] == 200
 
 
+@pytest.mark.contract("access.hosts")
 @pytest.mark.parametrize(
     "host",
     FOREIGN_NAMES.split(),
@@ -90,6 +92,7 @@ def test_the_refusal_names_the_option_that_lets_it_in(serve):
     )
 
 
+@pytest.mark.contract("access.hosts")
 @pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0"])
 def test_allowed_names_are_let_in_beside_loopback_on_every_bind(serve, wire, bound):
     site = serve(host=bound, allowed_host=("box.lan", "192.168.1.5", "2001:db8::1"))

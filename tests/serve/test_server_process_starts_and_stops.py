@@ -20,6 +20,7 @@ import pytest
 
 from ninfer_core.errors import StartupError
 from ninfer_core.serve.bind import listen
+from ninfer_core.serve.run import announce
 
 SCRIPT = Path(__file__).with_name("fake_server.py")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -97,7 +98,7 @@ def start() -> Iterator[Start]:
         os.close(server.read_end)
 
 
-@pytest.mark.contract("ready.503")
+@pytest.mark.contract("ready.503", "access.announced")
 def test_it_answers_503_while_it_loads_and_200_afterwards(start, tmp_path):
     loaded = tmp_path / "loaded"
     server = start(load_until=str(loaded))
@@ -111,6 +112,21 @@ def test_it_answers_503_while_it_loads_and_200_afterwards(start, tmp_path):
     # without a terminal: plain lines, no control sequence
     assert "startup stage='loading weights'" in server.seen
     assert "\x1b" not in server.seen
+
+
+@pytest.mark.contract("access.announced")
+@pytest.mark.parametrize(
+    ("host", "base"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080"),
+        ("box.example", "http://box.example:8080"),
+        ("0.0.0.0", "http://127.0.0.1:8080"),
+        ("::", "http://[::1]:8080"),
+    ],
+)
+def test_the_addresses_to_open_are_told_and_a_wildcard_is_loopback(capsys, host, base):
+    announce(host, 8080, "qwen")
+    assert {f"{base}/v1", f"{base}/health"} <= set(capsys.readouterr().err.split())
 
 
 def test_a_load_that_fails_is_one_line_and_status_1(start):

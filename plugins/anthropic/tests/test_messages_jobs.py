@@ -67,6 +67,7 @@ def test_a_request_without_output_is_refused(limit):
     assert refusal(max_tokens=limit) == ("invalid_value", "max_tokens")
 
 
+@pytest.mark.contract("post.fields")
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -258,6 +259,7 @@ def test_template_variables_that_disagree_are_refused(fields, name, code):
     assert refusal(**fields, chat_template_kwargs=name) == (code, f"chat_template_kwargs.{next(iter(name))}")
 
 
+@pytest.mark.contract("post.fields")
 def test_the_sampler_of_the_answer():
     assert job(post_thinking={}).post_thinking == SamplingRequest()
     everything = {

@@ -196,7 +196,7 @@ def test_a_tool_without_parameters_streams_an_empty_object_trt_llm_19227():
     assert whole(FakeEngine(pieces=[NOW]))["content"][0]["input"] == {}
 
 
-@pytest.mark.contract("messages.stop.sequence", "messages.stop.context")
+@pytest.mark.contract("messages.stop.sequence", "messages.stop.context", "limit.endings")
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [

@@ -57,6 +57,7 @@ def test_a_stream_is_role_reasoning_content_calls_finish(post):
     ]
 
 
+@contract("limit.endings")
 @pytest.mark.parametrize(
     ("finish", "calls", "reason"),
     [

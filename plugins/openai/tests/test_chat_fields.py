@@ -107,7 +107,7 @@ def test_every_restricted_field_of_the_table_is_refused_here():
     assert {name for name, field in table(ChatBody).items() if isinstance(field, Checked)} == {"audio", "prediction"}
 
 
-@contract("chat.errors.malformed", "chat.ignore-eos.boolean", "chat.budget.field", "logprobs.top")
+@contract("chat.errors.malformed", "chat.ignore-eos.boolean", "chat.budget.field", "logprobs.top", "chat.stop.four")
 @pytest.mark.parametrize(
     ("extra", "code", "param"),
     [
@@ -166,7 +166,7 @@ def test_a_malformed_value_is_refused_by_field(refusal, extra, code, param):
     assert f"'{param}'" in found[2]
 
 
-@contract("chat.post-thinking")
+@contract("chat.post-thinking", "post.fields")
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
@@ -240,7 +240,7 @@ def test_log_probabilities_are_reported_when_asked_for(job, asked, rivals):
     assert job(asked).logprobs == rivals
 
 
-@contract("chat.budget.field", "chat.post-thinking")
+@contract("chat.budget.field", "chat.post-thinking", "post.fields")
 def test_thinking_budgets_and_the_answers_sampler_are_taken_over(job):
     plain = job({})
     assert (plain.thinking_budget, plain.post_thinking) == (None, None)

@@ -242,13 +242,7 @@ def test_log_probabilities_are_asked_for_in_two_ways(responses, asked, rivals):
     assert responses().job(**asked).logprobs == rivals
 
 
-@contract(
-    "responses.object",
-    "responses.service-tier",
-    "responses.metadata",
-    "responses.max-output-tokens",
-    "responses.summary.echo",
-)
+@contract("responses.object", "responses.service-tier", "responses.metadata", "responses.max-output-tokens", "responses.summary.echo", "responses.object.text")
 def test_the_object_repeats_the_request(responses):
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}]
     made = responses().create(
@@ -307,7 +301,7 @@ def test_the_object_repeats_the_request(responses):
     }
 
 
-@contract("responses.status", "responses.completed-at", "responses.usage")
+@contract("responses.status", "responses.completed-at", "responses.usage", "limit.endings")
 @pytest.mark.parametrize(
     ("finish", "status", "details"),
     [

@@ -361,6 +361,7 @@ def test_the_form_of_reasoning_and_its_early_close() -> None:
 # ---------------------------------------------------------------------- presets
 
 
+@pytest.mark.contract("options.presets")
 @pytest.mark.parametrize(
     ("template", "config", "presence"),
     [("qwen36", DENSE, 0.0), ("qwen38", DENSE, 0.0), ("qwen36", MOE, 1.5), ("old", DENSE, 1.5), (None, DENSE, 1.5)],

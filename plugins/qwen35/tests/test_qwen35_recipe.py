@@ -63,6 +63,13 @@ def test_each_scheme_stores_what_the_official_recipe_says(config, scheme, name, 
     assert family.weight_recipe(config, scheme)[name] == form
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "groupwise-int", "nvfp4"])
+@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
+def test_a_tied_head_is_stored_as_the_table_it_is(config, scheme):
+    recipe = family.weight_recipe({**config, "tie_word_embeddings": True}, scheme)
+    assert recipe["text/output_head"] == recipe["text/token_embedding"]
+
+
 @pytest.mark.parametrize("scheme", ["bf16", "fp8", "groupwise-int", "nvfp4"])
 def test_vectors_and_the_convolution_stay_as_they_are(scheme):
     recipe = family.weight_recipe(MOE, scheme)

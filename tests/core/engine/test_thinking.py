@@ -85,7 +85,7 @@ def test_a_window_too_short_for_the_close_is_all_thought(tmp_path):
     assert (result.reasoning, result.content) == (THOUGHT[:R].rstrip(), "")
 
 
-@pytest.mark.contract("chat.budget.default")
+@pytest.mark.contract("chat.budget.logged")
 @pytest.mark.parametrize(
     ("budget", "limit", "told"),
     [
@@ -103,14 +103,21 @@ def test_the_log_names_the_budget_and_the_effective_one_where_it_differs(tmp_pat
     assert {name: value for name, value in done.items() if "thinking" in name} == told
 
 
+@pytest.mark.contract("chat.budget.default", "chat.budget.silent")
 def test_the_servers_default_caps_only_requests_that_think(tmp_path):
     engine = open_engine(tmp_path, SCRIPT, "--default-thinking-budget", "4")
     assert chat(engine, "think").reasoning.endswith("Time to answer.")
     engine = open_engine(tmp_path, SCRIPT, "--default-thinking-budget", "4")
     result = chat(engine, "think", thinking=False)
     assert "Time to answer." not in result.reasoning + result.content
+    # beside --no-thinking it is there for requests that ask to think
+    flags = ("--default-thinking-budget", "4", "--no-thinking")
+    assert chat(open_engine(tmp_path, SCRIPT, *flags), "think").reasoning.endswith("Time to answer.")
+    result = chat(open_engine(tmp_path, SCRIPT, *flags), "think", thinking=None)
+    assert "Time to answer." not in result.reasoning + result.content
 
 
+@pytest.mark.contract("chat.budget.message")
 def test_an_operators_message_gets_the_close_tag(tmp_path):
     engine = open_engine(tmp_path, SCRIPT, "--thinking-budget-message", "Enough!")
     result = chat(engine, "think", thinking_budget=3)

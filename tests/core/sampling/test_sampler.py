@@ -145,23 +145,29 @@ def flags(**given):
     return OptionValues({**dict.fromkeys(names), **given}, frozenset(given))
 
 
+@pytest.mark.contract("options.sampling")
 def test_request_over_flags_over_preset():
     preset = Preset(temperature=0.6, top_p=0.95, top_k=20)
     got = resolve(SamplingRequest(top_p=0.5), preset, flags(temperature=0.1, top_p=0.9, seed=4))
     assert (got.temperature, got.top_p, got.top_k, got.seed) == (0.1, 0.5, 20, 4)
 
 
+@pytest.mark.contract("options.top-k")
 @pytest.mark.parametrize(("asked", "used"), [(0, 20), (-1, 20), (7, 7), (40, 20)])
 def test_top_k_is_clamped_to_the_domain(asked, used):
     assert resolve(SamplingRequest(top_k=asked), Preset(), flags()).top_k == used
 
 
+@pytest.mark.contract("options.sampling")
 def test_greedy_flag_wins_over_the_request():
     assert resolve(SamplingRequest(temperature=1.5), Preset(), flags(greedy=True)).greedy
 
 
+@pytest.mark.contract("options.seed")
 def test_seeds_differ_between_silent_requests():
     assert len({resolve(SamplingRequest(), Preset(), flags()).seed for _ in range(20)}) == 20
+    assert {resolve(SamplingRequest(), Preset(), flags(seed=seed)).seed for seed in (-3, -3)} == {-3}
+    assert resolve(SamplingRequest(seed=0), Preset(), flags(seed=-3)).seed == 0
 
 
 def reported(row, **changes):
