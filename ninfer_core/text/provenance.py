@@ -17,20 +17,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
-from ninfer_core.errors import InvariantError
+from ninfer_core.errors import ApiError
 
 _NONCHARACTERS = range(0xFDD0, 0xFDF0)
 
 
 def free_characters(texts: Sequence[str], count: int) -> list[str]:
-    """Characters that occur in none of ``texts``: noncharacters if they can be, else private-use ones."""
+    """Characters that occur in none of ``texts``: noncharacters if they can be, else private-use ones.
+    ``invalid_prompt`` for texts that hold nearly all of both.
+    """
     unused = (char for char in map(chr, _NONCHARACTERS) if not any(char in text for text in texts))
     free = list(islice(unused, count))
     if len(free) < count:
         used = set().union(*texts)
         free = [char for char in map(chr, range(0xF0000, 0x10FFFE)) if char not in used][:count]
     if len(free) < count:
-        raise InvariantError("no character is free to mark the prompt with")
+        text = "The prompt holds every private-use character of Unicode; leave some of them out."
+        raise ApiError("invalid_prompt", text, param="messages")
     return free
 
 

@@ -57,9 +57,11 @@ class ChatTemplate:
         self._own_text = [source, *(value for value in variables.values() if isinstance(value, str))]
         self.handles_developer = "developer" in source
         self._json = PromptJson()
-        self._usual = Marks(
-            spellings, free_characters(self._own_text, 1)[0]
-        )  # one object: what it marked is remembered
+        try:
+            mark = free_characters(self._own_text, 1)[0]
+        except ApiError:
+            raise StartupError("chat template: it holds every private-use character of Unicode") from None
+        self._usual = Marks(spellings, mark)  # one object: what it marked is remembered
         try:
             self._template = ChatEnvironment(now).compile_chat(source)
         except jinja2.TemplateSyntaxError as error:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from ninfer_core.api import Draft, DraftRequest, RawJob, Refusal, SpeculativeBackend, hookimpl
+from ninfer_core.api import Draft, DraftRequest, RawJob, Refusal, SamplingRequest, SpeculativeBackend, hookimpl
 from ninfer_core.engine.engine import LocalEngine
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share their oracles
 
 import qwen35_oracle as oracle
 import serving_oracle as serving
-from serving_oracle import answers
+from serving_oracle import GREEDY, answers
 
 PLUGINS = {"qwen35", "llama", "kv_bf16"}
 NEW = 20

@@ -100,6 +100,19 @@ def test_every_answer_carries_version_and_a_fresh_request_id(serve, method, path
     assert len(ids) == 3
 
 
+@pytest.mark.contract("http.request-id")
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_streams_carry_a_fresh_request_id_too(serve, path):
+    site = serve()
+    named = {"prompt": "hi"} if path == "/v1/completions" else CHAT
+    body = {"model": "fake", "input": "hi"} if path == "/v1/responses" else named
+    streams = [site.get("POST", path, {**body, "stream": True}) for _ in range(2)]
+    assert all(one.headers["content-type"].startswith("text/event-stream") for one in streams)
+    ids = [one.headers["x-request-id"] for one in streams]
+    assert len(set(ids)) == 2
+    assert all(id.startswith("req_") for id in ids)
+
+
 @pytest.mark.parametrize(
     "path",
     ["/nope", "/v1/nope", "/v1/models/", "/v1//models", "//v1/models", "/v1/v1/v1/models", "/tokenize/x", "/", ""],

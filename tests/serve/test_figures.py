@@ -281,7 +281,7 @@ def parse(text: str) -> dict[str, float]:
     return samples
 
 
-@pytest.mark.contract("ready.counted", "metrics.text")
+@pytest.mark.contract("ready.counted", "metrics.text", "metrics.names")
 def test_metrics_are_strict_prometheus_text_with_every_value_in_its_place():
     response = ask("/metrics", engine(snapshot()))
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

@@ -151,7 +151,7 @@ def metric(server: Any, name: str) -> float:
     return float(lines[name])
 
 
-@pytest.mark.contract("metrics.rejected")
+@pytest.mark.contract("metrics.rejected", "metrics.outcomes")
 def test_each_request_refused_before_it_is_accepted_counts_once_as_rejected(scripted):
     """Overload, an oversized and an invalid prompt; not a body that is no request at all."""
     with scripted(SCRIPT, "--max-concurrency", "1", *FLAGS) as server:

@@ -262,6 +262,7 @@ def test_a_loaded_model_is_loaded_again_at_once(serve):
     assert site.engine.jobs == []
 
 
+@contract("catalog.single")
 @pytest.mark.parametrize(
     ("path", "code"),
     [("/models/unload", "model_unload_not_supported"), ("/models/sleep", "model_suspend_disabled")],

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from soon import soon
 
 from ninfer_anthropic.to_job import Leniency, prompt_job
 from ninfer_anthropic.types import PromptBody
@@ -216,6 +217,33 @@ def test_the_end_of_the_context_llama_cpp_pr_15780(server):
     error = response.json()["error"]
     assert error["details"] == {"error_code": "context_length_exceeded", "n_prompt_tokens": 1025, "n_ctx": 1024}
     assert error["message"].startswith("prompt is too long: 1025 tokens > 1024 maximum")
+
+
+@pytest.mark.contract("messages.usage.start")
+def test_a_stream_begins_when_its_request_is_admitted(scripted, wire):
+    """While another request has the only lane, nothing is told of a prompt whose split is not known yet."""
+
+    async def scenario(server: Any) -> str:
+        asked = [{**body(text), "stream": True} for text in ("forever", "hi")]
+        before, waiting = (wire(path=MESSAGES, body=msgspec.json.encode(one)) for one in asked)
+        running = asyncio.create_task(server.door(before.scope, before.receive, before.send))
+        await asyncio.wait_for(before.streaming.wait(), 20)
+        queued = asyncio.create_task(server.door(waiting.scope, waiting.receive, waiting.send))
+        await soon(lambda: len(server.engine.worker.queue) == 1, "it waits")
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        assert waiting.text == ""
+        before.gone.set()
+        await asyncio.gather(running, queued)
+        return waiting.text
+
+    script = {"replies": [{"match": "forever", "text": "x", "finish": "never"}], "default": {"text": "OK."}}
+    with scripted({**script, "delay_ms": 10}, "--max-context", "1024") as server:
+        stream = server.runner.run(scenario(server))
+        assert stream.startswith("event: message_start\n")
+        start = msgspec.json.decode(stream.partition("data: ")[2].partition("\n")[0])["message"]["usage"]
+        counted = server.post(COUNT, body("hi")).json()["input_tokens"]
+        assert start["input_tokens"] + start["cache_read_input_tokens"] == counted
 
 
 @pytest.mark.contract("messages.prefill")

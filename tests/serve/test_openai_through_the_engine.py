@@ -227,6 +227,24 @@ def test_a_prompt_over_the_context_is_refused_and_a_large_limit_is_clamped(serve
         assert answer["usage"]["prompt_tokens"] == CONTEXT + over
 
 
+@contract("limit.flag", "limit.open", "limit.explicit")
+def test_the_operators_limit_is_for_requests_that_name_none(scripted):
+    script = {"default": {"text": "x", "finish": "never"}}
+    flags = ("--max-context", "96", "--default-max-tokens", "7", "--no-thinking")
+    with scripted(script, *flags) as server:
+        chat, raw = {"messages": turns(("user", "hi"))}, {"prompt": "hi"}
+        for path, sent in ((CHAT, chat), (RAW, raw)):
+            assert ask(server, path, sent)["usage"]["completion_tokens"] == 7
+            assert ask(server, path, {**sent, "max_tokens": 9})["usage"]["completion_tokens"] == 9
+            # the last token needs no place of its own
+            for limit in (-1, 4000):
+                assert ask(server, path, {**sent, "max_tokens": limit})["usage"]["total_tokens"] == 97
+        made = ask(server, "/v1/responses", {"model": "scripted", "input": "hi"})
+        assert made["usage"]["output_tokens"] == 7
+        message = ask(server, "/v1/messages", {"model": "c", **chat})
+        assert (message["usage"]["output_tokens"], message["stop_reason"]) == (7, "max_tokens")
+
+
 @contract("timings.counts", "timings.finite", "timings.intervals", "timings.prompt", "timings.always")
 @pytest.mark.parametrize("limit", [0, 1, 2, 20])
 @pytest.mark.parametrize("path", [CHAT, RAW])
@@ -321,6 +339,35 @@ def test_the_operators_defaults_are_what_a_silent_request_gets(scripted, tmp_pat
         assert prompt(server, {**silent, "reasoning_effort": "max", "preserve_thinking": False}) == "1:max::False"
         assert prompt(server, {**silent, "reasoning_effort": "default"}) == "1:low::True"
         assert prompt(server, {**silent, "enable_thinking": False}) == "1::False:True"
+
+
+@contract("chat.effort.default", "chat.choice.required-one", "chat.prefill.continues")
+def test_a_default_effort_yields_to_whatever_turns_thinking_off(scripted):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    forced = {"messages": turns(("user", "hi")), "tools": tools, "tool_choice": "required"}
+    continued = {"messages": turns(("user", "hi"), ("assistant", "The")), "enable_thinking": False}
+    with scripted(SCRIPT, "--assistant-prefill") as server:
+        plain = [prompt(server, sent) for sent in (forced, continued, body())]
+    with scripted(SCRIPT, "--assistant-prefill", "--default-reasoning-effort", "low") as server:
+        assert [prompt(server, sent) for sent in (forced, continued, body())] == plain
+        assert "Reasoning effort: low." in prompt(server, {"messages": turns(("user", "hi"))})
+        assert ask(server, CHAT, forced)["choices"][0]["message"]["tool_calls"]
+
+
+@contract("chat.kwargs.null", "chat.kwargs.object")
+def test_a_null_is_none_to_the_template_unless_it_stands_for_a_standard_option(scripted, tmp_path):
+    template = tmp_path / "nulls.jinja"
+    template.write_text(
+        "{{ style is defined }}:{{ style is none }}:{{ enable_thinking is none }}:{{ reasoning_effort is none }}"
+    )
+    sent = {"messages": turns(("user", "hi"))}
+    with scripted(SCRIPT, "--chat-template", str(template)) as server:
+        plain = prompt(server, sent)
+        assert plain.startswith("False:")
+        silent = {"enable_thinking": None, "reasoning_effort": None, "preserve_thinking": None}
+        assert prompt(server, {**sent, "chat_template_kwargs": silent}) == plain
+        told = prompt(server, {**sent, "chat_template_kwargs": {**silent, "style": None}})
+        assert told == plain.replace("False:False:", "True:True:", 1)
 
 
 @contract("chat.budget.default", "chat.budget.silent", "chat.budget.override", "chat.thinking.places")

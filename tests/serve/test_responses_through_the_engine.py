@@ -89,7 +89,9 @@ def texts(response: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-@contract("responses.namespace.restored", "responses.calls.declared", "responses.tools.rendered")
+@contract(
+    "responses.namespace.restored", "responses.calls.declared", "responses.tools.rendered", "responses.choice.auto-none"
+)
 def test_a_call_to_a_function_of_a_namespace_is_an_item(server):
     made = create(server, "namespaced", tools=TOOLS)
     assert texts(made) == [("reasoning", "Hm"), ("message", "Look."), ("function_call", 'mcp__x f {"a":1.0}')]
@@ -98,6 +100,14 @@ def test_a_call_to_a_function_of_a_namespace_is_an_item(server):
     assert [kind for kind, _ in texts(undeclared)] == ["reasoning", "message"]
     assert "<function=other>" in texts(undeclared)[1][1]
     silent = create(server, "namespaced", tools=TOOLS, tool_choice="none")
+    assert [kind for kind, _ in texts(silent)] == ["reasoning", "message"]
+    # an earlier call does not offer its function again
+    past = [
+        {"role": "user", "content": "a"},
+        {"type": "function_call", "call_id": "1", "namespace": "mcp__x", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "b"},
+    ]
+    silent = create(server, [*past, {"role": "user", "content": "namespaced"}], tools=TOOLS, tool_choice="none")
     assert [kind for kind, _ in texts(silent)] == ["reasoning", "message"]
 
 

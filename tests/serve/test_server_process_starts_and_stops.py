@@ -170,6 +170,7 @@ def test_a_host_that_cannot_be_listened_on_is_refused_with_the_way_out(host, mes
         listen(host, 0)
 
 
+@pytest.mark.contract("http.dead-peers")
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux")
 def test_accepted_connections_notice_a_dead_peer():
     with listen("127.0.0.1", 0) as listener:

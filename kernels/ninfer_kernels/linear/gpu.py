@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .kernel import few_rows_kernel, one_row_kernel
+from .kernel import few_rows_kernel
 
 FEW_ROWS = 16  # the narrowest tile the tensor cores take; beyond it the vendor's library is as fast
 
@@ -15,22 +15,11 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``reference.linear`` for 1 to FEW_ROWS rows. x: [T, K], its rows contiguous; weight: [N, K] contiguous."""
     (T, K), N = x.shape, weight.shape[0]
     out = torch.empty(T, N, dtype=x.dtype, device=x.device)
-    if T == 1:
-        BN, BK, warps = one_row_blocks(N, K)
-        one_row_kernel[(triton.cdiv(N, BN),)](x, weight, out, N, K, BN=BN, BK=BK, num_warps=warps)
-        return out
     BN, BK, stages = few_rows_blocks(N)
     few_rows_kernel[(triton.cdiv(N, BN),)](
         x, weight, out, T, N, K, x.stride(0), BT=FEW_ROWS, BN=BN, BK=BK, num_warps=4, num_stages=stages
     )
     return out
-
-
-def one_row_blocks(N: int, K: int) -> tuple[int, int, int]:
-    """Outputs and inputs of a program, and its warps: few outputs leave each program more of the memory to itself."""
-    if N < 8192:
-        return 4, 1024, 8
-    return (4, 1024, 2) if N >= 16384 else (1, 512, 4)
 
 
 def few_rows_blocks(N: int) -> tuple[int, int, int]:

@@ -8,21 +8,6 @@ import triton.language as tl
 
 
 @triton.jit
-def one_row_kernel(x, w, y, N, K, BN: tl.constexpr, BK: tl.constexpr):
-    """x: [K]; w: [N, K]; y: [N]. A program sums BN outputs in fp32 on the plain cores."""
-    o_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    m_n = o_n < N
-    b_acc = tl.zeros([BN, BK], tl.float32)
-    for k in range(0, K, BK):
-        o_k = k + tl.arange(0, BK)
-        m_k = o_k < K
-        b_x = tl.load(x + o_k, mask=m_k, other=0.0).to(tl.float32)
-        b_w = tl.load(w + o_n[:, None] * K + o_k[None, :], mask=m_n[:, None] & m_k[None, :], other=0.0)
-        b_acc += b_w.to(tl.float32) * b_x[None, :]
-    tl.store(y + o_n, tl.sum(b_acc, 1).to(y.dtype.element_ty), mask=m_n)
-
-
-@triton.jit
 def few_rows_kernel(x, w, y, T, N, K, stride_x, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """x: [T, K], rows ``stride_x`` apart, T <= BT; w: [N, K]; y: [T, N]. BN outputs of all rows on the tensor cores."""
     o_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)

@@ -145,7 +145,7 @@ def _rope(config: Mapping[str, Any], place: str) -> tuple[Any, dict[str, Any] | 
         raise ArtifactError(f"{place}: {key} is {given!r}; expected an object")
     theta = given.get("rope_theta", config.get("rope_theta"))
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in SCALING_KEYS:
+    if not isinstance(kind, str) or kind not in SCALING_KEYS:
         accepted = ", ".join(SCALING_KEYS)
         raise ArtifactError(f"{place}: {key}.rope_type {kind!r} is not implemented; accepted: {accepted}")
     if given.get("partial_rotary_factor", 1) not in (1, None):

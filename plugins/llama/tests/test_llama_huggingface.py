@@ -168,6 +168,11 @@ REFUSED_KEYS = {
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
         "rope_parameters.rope_type 'yarn' is not implemented",
     ),
+    "list-for-rope-type": ({"rope_parameters": {"rope_type": []}}, "rope_parameters.rope_type [] is not implemented"),
+    "object-for-rope-type": (
+        {"rope_scaling": {"rope_type": {}, "factor": 2.0}},
+        "rope_scaling.rope_type {} is not implemented",
+    ),
     "partial-in-rope": (
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
         "rope_parameters.partial_rotary_factor 0.25 is not implemented",

@@ -115,6 +115,8 @@ def test_a_stream_adds_up_to_the_aggregate_wherever_it_is_cut(post, calls, thoug
     message = expected["choices"][0]["message"]
     assert message["refusal"] is None
     assert expected["choices"][0]["logprobs"] is None
+    assert expected["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert expected["usage"]["completion_tokens_details"] == {"reasoning_tokens": len(thought.encode())}
     for marks in itertools.product((False, True), repeat=len(thought + answer) - 1):
         edges = [0, *(at + 1 for at, cut in enumerate(marks) if cut), len(thought + answer)]
         pieces: list[Any] = []

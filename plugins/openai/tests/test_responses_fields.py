@@ -242,7 +242,14 @@ def test_log_probabilities_are_asked_for_in_two_ways(responses, asked, rivals):
     assert responses().job(**asked).logprobs == rivals
 
 
-@contract("responses.object", "responses.service-tier", "responses.metadata", "responses.max-output-tokens", "responses.summary.echo", "responses.object.text")
+@contract(
+    "responses.object",
+    "responses.service-tier",
+    "responses.metadata",
+    "responses.max-output-tokens",
+    "responses.summary.echo",
+    "responses.object.text",
+)
 def test_the_object_repeats_the_request(responses):
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}]
     made = responses().create(

@@ -98,6 +98,19 @@ def test_a_lease_reserves_a_window_and_grows_with_the_answer(tmp_path):
     driver.check_at_rest()
 
 
+@pytest.mark.contract("run.lease")
+@pytest.mark.parametrize(("chunk", "window"), [(64, 4096), (8192, 8192)])
+def test_the_window_of_a_lease_is_4096_tokens_or_a_chunk_when_that_is_larger(tmp_path, chunk, window):
+    flags = ("--kv-lease-growth", "--max-context", "16384", "--prefill-chunk", str(chunk))
+    driver = Driver(open_engine(tmp_path, {"default": {"text": "la", "finish": "never"}}, *flags))
+    generation = driver.submit("x" * 10, max_tokens=12_000)
+    driver.step()
+    assert driver.worker.lanes.active[0].space.entitlement == -(-(10 + window - 1) // 64)
+    generation.cancel()
+    driver.run()
+    driver.check_at_rest()
+
+
 @pytest.mark.contract("run.lease-short")
 def test_a_lease_the_pool_cannot_extend_ends_the_answer_with_its_limit(tmp_path):
     driver = lease_engine(tmp_path, "--max-concurrency", "2", "--kv-capacity", "8192")
@@ -208,7 +221,9 @@ def test_automatic_capacity_takes_what_memory_has_and_the_lanes_can_use(tmp_path
 
 
 @pytest.mark.contract("run.capacity-auto", "options.headroom.free")
-@pytest.mark.parametrize(("headroom", "pages"), [((), 20), (("--kv-headroom-mib", "1025"), 18)], ids=["default", "asked"])
+@pytest.mark.parametrize(
+    ("headroom", "pages"), [((), 20), (("--kv-headroom-mib", "1025"), 18)], ids=["default", "asked"]
+)
 def test_automatic_capacity_leaves_the_headroom_free(tmp_path, monkeypatch, headroom, pages):
     """The default is 1024 MiB; a page is half a MiB here."""
     flags = ("--kv-capacity", "auto", "--max-concurrency", "3", "--max-context", "1000", *headroom)

@@ -47,10 +47,11 @@ def test_out_of_memory_fails_what_ran_and_keeps_the_queue(tmp_path, error, phase
 @pytest.mark.contract("ready.recovered")
 def test_after_a_recovery_answers_equal_a_fresh_servers(tmp_path):
     driver = Driver(open_engine(tmp_path, SCRIPT))
-    driver.submit("long")
+    failed = driver.submit("long")
     driver.step()
     fail_next(driver, MemoryError())
     driver.run()
+    assert isinstance(end(failed), InternalError)
     again = driver.submit("long")
     driver.run()
     fresh = Driver(open_engine(tmp_path, SCRIPT))

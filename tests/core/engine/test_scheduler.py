@@ -12,6 +12,14 @@ def test_rounds_before_a_unit_are_proportional_to_it(unit, due):
 
 
 @pytest.mark.contract("run.rounds")
+@pytest.mark.parametrize(
+    ("chunk", "rounds", "unit", "due"), [(512, 0, 512, 8), (512, 0, 256, 4), (1024, 4, 1024, 4), (1024, 4, 512, 2)]
+)
+def test_rounds_are_those_asked_for_or_the_chunk_over_64(chunk, rounds, unit, due):
+    assert Scheduler(chunk=chunk, rounds=rounds).due(unit) == due
+
+
+@pytest.mark.contract("run.rounds")
 def test_one_round_per_prefill_alternates_strictly():
     scheduler = Scheduler(chunk=512, rounds=1)
     kinds = []
@@ -69,7 +77,7 @@ def test_concurrent_prefill_admits_beside_a_staged_prompt():
     assert Scheduler(chunk=512, rounds=0, concurrent=True).may_admit(staged=3, decoding=0)
 
 
-@pytest.mark.contract("run.ageing")
+@pytest.mark.contract("run.ageing", "run.concurrent")
 @given(prompts=st.lists(st.integers(1, 20), min_size=2, max_size=8), arrivals=st.lists(st.integers(1, 3), max_size=60))
 def test_no_staged_prompt_waits_longer_than_the_ageing_allows(prompts, arrivals):
     """Short prompts keep arriving; every lane still gets a unit within 8 + (lanes - 2) units of others."""

@@ -146,6 +146,7 @@ def test_a_history_with_the_calls_just_made_renders_the_same_prompt_again(tmp_pa
     assert text.startswith(begun)
 
 
+@pytest.mark.contract("chat.markers.logged")
 def test_the_log_tells_how_markup_was_read_and_never_what_it_was(tmp_path):
     with structlog.testing.capture_logs() as logs:
         play(open_engine(tmp_path, {"replies": REPLIES}, "--greedy"), "broken")

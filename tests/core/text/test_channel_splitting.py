@@ -30,6 +30,8 @@ CASES = {
     "never closed </thi": ("never closed </thi", ""),
     "trailing \n\n": ("trailing \n\n", ""),
     "quoted `</think>` here\n</think>\n\nanswer": ("quoted `</think>` here", "answer"),
+    "an escaped one</think>\\nand on</think>\nx": ("an escaped one</think>\\nand on", "x"),
+    "followed by a point</think>. on</think>\nx": ("followed by a point</think>. on", "x"),
     "</think></think>\nx": ("</think>", "x"),
     "thought\n</think>": ("thought", ""),
     "thought</think>\n\n": ("thought", ""),
@@ -41,6 +43,7 @@ CASES = {
 }
 
 
+@pytest.mark.contract("chat.markers.reasoning")
 @pytest.mark.parametrize(("text", "expected"), CASES.items(), ids=[repr(text) for text in CASES])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_the_cut_of_the_stream_never_shows(text, expected, size):

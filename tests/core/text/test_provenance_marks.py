@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ninfer_core.api import ApiError, StartupError
 from ninfer_core.text.provenance import Marked, Marks, Spellings, free_characters
+from ninfer_core.text.template import ChatTemplate
 
 MARK = "\ufdd0"
 SPELLINGS = Spellings(["<think>", "</think>", "<|im_end|>", "<|im_start|>", "ab", "aba", "[X]"])
@@ -114,6 +116,16 @@ def test_a_mark_is_a_character_the_input_does_not_have():
     assert free_characters(["\ufdd0"], 2) == ["\ufdd1", "\ufdd2"]
     (private,) = free_characters(["".join(noncharacters)], 1)
     assert private == "\U000f0000"
+
+
+def test_texts_that_leave_no_character_for_a_mark_are_refused():
+    every = "".join(map(chr, [*range(0xFDD0, 0xFDF0), *range(0xF0000, 0x10FFFE)]))
+    with pytest.raises(ApiError) as refused:
+        free_characters([every], 1)
+    assert (refused.value.status, refused.value.code) == (400, "invalid_prompt")
+    assert every[:1] not in refused.value.message
+    with pytest.raises(StartupError, match="every private-use character"):
+        ChatTemplate(every, spellings=SPELLINGS, variables={})
 
 
 @pytest.mark.parametrize("count", [1, 3_000])

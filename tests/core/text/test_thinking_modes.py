@@ -95,6 +95,7 @@ def test_a_template_that_refuses_every_effort_keeps_the_requests_value_and_its_e
         )
 
 
+@pytest.mark.contract("chat.effort.probe")
 def test_a_template_that_cannot_render_the_probe_keeps_the_requests_value(qwen):
     needs_system = (
         "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}{{ reasoning_effort }}"

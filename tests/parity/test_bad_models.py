@@ -21,7 +21,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `tiny_qwen35`
+# the tiny checkpoints of the family's own tests
+sys.path.insert(0, str(Path(__file__).parents[2] / "plugins" / "qwen35" / "tests"))
 
 import tiny_qwen35 as tiny
 import tiny_qwen35_gguf as tiny_gguf
