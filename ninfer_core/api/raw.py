@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
@@ -139,6 +140,9 @@ def raw_sampling(body: RawBody) -> SamplingRequest:
     seed = body.seed
     if seed is not None and not -(1 << 63) <= seed < 1 << 63:
         raise invalid_value("seed", seed, "a whole number of 64 bits, with sign")
+    if seed is not None and seed < 0:
+        # drawn here: no seed at all would be the server's own
+        seed = secrets.randbits(63)
     return SamplingRequest(
         temperature=None if body.temperature is None else max(body.temperature, 0.0),
         top_p=body.top_p,
@@ -146,7 +150,7 @@ def raw_sampling(body: RawBody) -> SamplingRequest:
         min_p=body.min_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        seed=None if seed is None or seed < 0 else seed,
+        seed=seed,
     )
 
 

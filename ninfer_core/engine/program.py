@@ -148,7 +148,8 @@ class Program:
         for b, (row, count) in enumerate(zip(pending.rows, kept, strict=True)):
             lane, tokens = row.lane, row.tokens[:count]
             lane.ledger.extend(tokens)
-            lane.counts.update(tokens)
+            for token in tokens:
+                lane.counts[token] += 1
             if pending.advanced is not None:
                 lane.frontier += pending.advanced[b]
             else:

@@ -9,10 +9,13 @@ from typing import Any
 from .provenance import plain
 
 MAX_TEXT = 1 << 24  # characters of a string, items of a list
+MAX_BUILT = 1 << 25  # characters of a value with all that is in it, ITEM for each item
+ITEM = 16
 MAX_BITS = 1 << 12  # of a whole number
 MAX_COUNT = 100_000  # widths and counts given to filters and methods; also jinja2's bound of ``range``
 
 Arguments = tuple[Any, ...]
+CONTAINERS = (list, tuple, dict)
 _SIZED = (str, bytes, list, tuple)
 _COUNTED_FILTERS = ("batch", "center", "indent", "round", "slice", "truncate")
 
@@ -24,6 +27,50 @@ class TemplateTooLarge(Exception):
 def check_size(size: int) -> None:
     if size > MAX_TEXT:
         raise TemplateTooLarge(f"it writes more than {MAX_TEXT} characters")
+
+
+class Sizes:
+    """How large the lists, tuples and dicts of one rendering are with all that is in them. What is in one twice counts
+    twice: writing and comparing it takes that long. Templates cannot change them once they are built."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, int]] = {}  # by id, with the value itself: its id stays its own
+
+    def of(self, value: Any) -> int:
+        if isinstance(value, str):
+            return ITEM + str.__len__(value)
+        if not isinstance(value, CONTAINERS):
+            return ITEM
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[1]
+        size = ITEM + sum(map(self.of, value))
+        if isinstance(value, dict):
+            size += sum(map(self.of, value.values()))
+        return self._keep(value, size)
+
+    def check(self, *values: Any, times: int = 1) -> None:
+        """TemplateTooLarge unless all of them together, so many times, are within bounds."""
+        if sum(map(self.of, values)) * times > MAX_BUILT:
+            raise TemplateTooLarge("it builds a value that is too large")
+
+    def of_binop(self, operator: str, left: Any, right: Any, result: Any) -> None:
+        """Checks and keeps the size of a list that ``+`` or ``*`` has made, without looking at each item again."""
+        if isinstance(result, (list, tuple)):
+            if operator == "+":
+                size = self.of(left) + self.of(right)
+            else:
+                size = ITEM + max(self.of(left), self.of(right)) * (len(result) // max(1, _items(left, right)))
+            self._keep(result, size)
+            self.check(result)
+
+    def _keep(self, value: Any, size: int) -> int:
+        self._known[id(value)] = (value, size)
+        return size
+
+
+def _items(left: Any, right: Any) -> int:
+    return len(left) if isinstance(left, (list, tuple)) else len(right)
 
 
 def binop(operator: str, left: Any, right: Any) -> None:

@@ -45,6 +45,11 @@ class ChannelSplitter:
         return self._at in (_At.OPENED, _At.REASONING)
 
     @property
+    def answers(self) -> bool:
+        """Whatever comes is the answer."""
+        return self._at is _At.CONTENT
+
+    @property
     def may_answer(self) -> bool:
         """What comes now is the answer, or may turn out to be: nothing has opened a reasoning block yet."""
         return self._at in (_At.START, _At.CONTENT)

@@ -32,7 +32,7 @@ class Taken:
     token_ids: tuple[int, ...]  # the kept ones
     reasoning_tokens: int  # of the kept ones
     marks: tuple[int | None, ...]  # per kept token: where in the answer's text its first byte falls; None: nowhere
-    decoder: _Decoder  # the state after them
+    decoder: _Decoder | None  # the state after them; None: one more piece of plain answer
     base: int  # tokens committed when this was previewed
 
 
@@ -125,6 +125,8 @@ class OutputSession:
     def preview(self, tokens: Sequence[int]) -> Taken:
         """How much of a round counts, and the text it publishes. Changes nothing."""
         self._check_open()
+        if len(tokens) == 1 and (plain := self._plain(tokens[0])) is not None:
+            return plain
         decoder, out = self._decoder.copy(), _Out()
         stop_string: str | None = None
         finish: FinishReason | None = None
@@ -160,12 +162,38 @@ class OutputSession:
             base=len(self._tokens),
         )
 
+    def _plain(self, token: int) -> Taken | None:
+        """The common round, without a copy of the state: one more token inside the answer, whole characters, nothing
+        that could be held, and not the last."""
+        decoder = self._decoder
+        if not decoder.is_plain or token in self._stop_ids or len(self._tokens) + 1 >= self._limit:
+            return None
+        try:
+            text = self._bytes(token).decode()
+        except UnicodeDecodeError:
+            return None
+        return Taken(
+            kept=1,
+            finish=None,
+            stop_string=None,
+            deltas=(("content", text),) if text else (),
+            calls=(),
+            token_ids=(token,),
+            reasoning_tokens=0,
+            marks=(decoder.answer_chars,),
+            decoder=None,
+            base=len(self._tokens),
+        )
+
     def commit(self, taken: Taken) -> None:
         """Make a preview real. It must be of the session as it is now."""
         self._check_open()
         if taken.base != len(self._tokens):
             raise InvariantError("an output preview was committed after another one")
-        self._decoder = taken.decoder
+        if taken.decoder is not None:
+            self._decoder = taken.decoder
+        else:
+            self._decoder.go_on(sum(len(text) for _, text in taken.deltas))
         self._tokens.extend(taken.token_ids)
         self._publish(taken.deltas)
         self.calls += taken.calls
@@ -219,7 +247,7 @@ class _Out:
 class _Decoder:
     """The state between tokens: a part of a character, of a tag, of a stop string, of a call."""
 
-    __slots__ = ("answer_chars", "matchers", "passed", "splitter", "stream", "tools")
+    __slots__ = ("answer_chars", "free", "matchers", "passed", "splitter", "stream", "tools")
 
     def __init__(
         self,
@@ -233,6 +261,17 @@ class _Decoder:
         self.stream, self.splitter, self.matchers, self.tools = stream, splitter, matchers, tools
         self.answer_chars = answer_chars  # characters of the answer seen, held ones included
         self.passed = passed  # of these, those that no stop string can cut any more
+        self.free = matchers["content"].never_stops
+
+    @property
+    def is_plain(self) -> bool:
+        """Text is answer as it comes: nothing is held, and nothing could be."""
+        return self.tools is None and self.splitter.answers and self.free and not self.stream.pending
+
+    def go_on(self, chars: int) -> None:
+        """So many more characters of plain answer have come and passed."""
+        self.answer_chars += chars
+        self.passed += chars
 
     def copy(self) -> _Decoder:
         matchers = {channel: matcher.copy() for channel, matcher in self.matchers.items()}

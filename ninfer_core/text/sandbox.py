@@ -22,6 +22,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from . import bounds
@@ -43,6 +44,7 @@ class Rendering:
     marks: Marks
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
     written: int = 0  # characters of output so far
+    sizes: bounds.Sizes = field(default_factory=bounds.Sizes)
 
     def look(self) -> None:
         if time.monotonic() > self.deadline:
@@ -53,7 +55,7 @@ class Rendering:
         if isinstance(value, str):
             check_size(str.__len__(value))
             return self.marks.read(value)
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, bounds.CONTAINERS):
             check_size(len(value))
         elif isinstance(value, int) and value.bit_length() > bounds.MAX_BITS:
             raise TemplateTooLarge("it computes with a number that is too large")
@@ -89,7 +91,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             del self.filters[name]
         self.filters = {name: _bounded_filter(name, function) for name, function in self.filters.items()}
         self.filters["tojson"] = _bounded_filter("tojson", to_json)
-        self.globals |= {"raise_exception": _raise, "strftime_now": _clock(now)}
+        self.globals |= {"raise_exception": _raise, "strftime_now": _clock(now), "namespace": ChatNamespace}
 
     def compile_chat(self, source: str) -> Any:
         """A template whose loops and macros look at the clock; jinja2.TemplateSyntaxError when it does not parse."""
@@ -100,6 +102,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def tick(self) -> str:
         _rendering.get().look()
         return ""
+
+    def built(self, value: Any) -> Any:
+        """A list, tuple or dict that the template writes."""
+        _rendering.get().sizes.check(value)
+        return value
 
     def concat(self, parts: Iterable[str]) -> str:
         limits = _rendering.get()
@@ -121,13 +128,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         limits = _rendering.get()
         limits.look()
         args = bounds.call(function, args, kwargs)
+        held = [value for value in (*args, *kwargs.values()) if isinstance(value, bounds.CONTAINERS)]
+        if held:
+            limits.sizes.check(*held)
         return limits.read(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         limits = _rendering.get()
         limits.look()
         bounds.binop(operator, left, right)
-        return limits.read(super().call_binop(context, operator, left, right))
+        result = limits.read(super().call_binop(context, operator, left, right))
+        limits.sizes.of_binop(operator, left, right, result)
+        return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """``format`` and ``format_map`` of a string: bounded, and of its text without marks."""
@@ -137,6 +149,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         # the arguments keep their marks; the pattern is the template's in all but absurd templates
         wrapped: Callable[..., str] | None = super().wrap_str_format(getattr(str.__str__(target), value.__name__))
         return wrapped
+
+
+class ChatNamespace(Namespace):
+    """jinja2's ``namespace``. It can change after it is part of something, so its text does not hold what it holds."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class GenerationBlock(Extension):
@@ -150,7 +169,7 @@ class GenerationBlock(Extension):
 
 
 class _Bounding(NodeTransformer):
-    """Puts a look at the clock into every loop and macro, and makes ``~`` a bounded call."""
+    """Puts a look at the clock into every loop and macro, and makes ``~``, lists, tuples and dicts bounded calls."""
 
     def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
         return self._ticking(node)
@@ -161,17 +180,34 @@ class _Bounding(NodeTransformer):
     def visit_CallBlock(self, node: nodes.CallBlock) -> Any:  # noqa: N802
         return self._ticking(node)
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
         self.generic_visit(node)
-        target = nodes.EnvironmentAttribute("tilde")
-        call: nodes.Node = nodes.Call(target, node.nodes, [], None, None, lineno=node.lineno)
-        return call
+        return self._call(node, "tilde", node.nodes)
+
+    def visit_List(self, node: nodes.List) -> Any:  # noqa: N802
+        return self._building(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> Any:  # noqa: N802
+        return self._building(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> Any:  # noqa: N802
+        return self._building(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def _building(self, node: Any) -> Any:
+        """One of constants is as large as the template's own text."""
+        if all(isinstance(item, nodes.Const) for item in node.items):
+            return node
+        self.generic_visit(node)
+        return self._call(node, "built", [node])
 
     def _ticking(self, node: Any) -> Any:
         self.generic_visit(node)
-        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None, lineno=node.lineno)
-        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(self._call(node, "tick", []), lineno=node.lineno))
         return node
+
+    def _call(self, node: nodes.Node, method: str, args: list[Any]) -> Any:
+        """A call of the environment's."""
+        return nodes.Call(nodes.EnvironmentAttribute(method), args, [], None, None, lineno=node.lineno)
 
 
 def _raise(message: Any = "") -> None:
@@ -196,6 +232,13 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         limits = _rendering.get()
         limits.look()
         args = (*args[:skip], *bounds.filter(name, args[skip:], kwargs))
-        return limits.read(function(*args, **kwargs))
+        if name in ("batch", "slice"):
+            fill = args[skip + 2] if len(args) > skip + 2 else kwargs.get("fill_with")
+            count = args[skip + 1] if len(args) > skip + 1 else kwargs.get("linecount", kwargs.get("slices", 1))
+            limits.sizes.check(fill, times=count if isinstance(count, int) else 1)
+        result = limits.read(function(*args, **kwargs))
+        if isinstance(result, bounds.CONTAINERS):
+            limits.sizes.check(result)
+        return result
 
     return bounded

@@ -23,6 +23,11 @@ class StopMatcher:
         self._states = [0] * len(self._stops)  # characters of each stop matched so far
         self._held = ""
 
+    @property
+    def never_stops(self) -> bool:
+        """There is no stop string."""
+        return not self._stops
+
     def copy(self) -> StopMatcher:
         if not self._stops:
             return self  # nothing is ever held

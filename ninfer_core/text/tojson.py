@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from .bounds import check_size
 from .json_text import WrittenFloat, WrittenInt
 from .provenance import Marked
 
@@ -33,6 +34,7 @@ def to_json(
         if value.text is None:
             value.text = _Writer(False, None, ", ", ": ", False).write(value, "\n")
         return value.text
+    check_size(indent if isinstance(indent, int) else 0)
     step = " " * indent if isinstance(indent, int) else indent
     between, colon = separators or (", " if step is None else ",", ": ")
     return _Writer(ensure_ascii, step, between, colon, sort_keys).write(value, "\n")
@@ -50,6 +52,7 @@ class _Writer:
         if isinstance(value, Mapping):
             members = sorted(value.items()) if self.sort_keys else value.items()
             inner = line + (self.step or "")
+            check_size(len(value) * len(self.colon))
             texts = [self._string(_key(key)) + self.colon + self.write(item, inner) for key, item in members]
             return self._block("{", texts, "}", line)
         if isinstance(value, (list, tuple)):
@@ -60,6 +63,7 @@ class _Writer:
     def _block(self, left: str, texts: list[str], right: str, line: str) -> str:
         if not texts:
             return left + right
+        check_size(sum(map(len, texts)) + len(texts) * (len(self.between) + len(line) + len(self.step or "")))
         if self.step is None:
             return left + self.between.join(texts) + right
         inner = line + self.step

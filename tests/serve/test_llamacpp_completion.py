@@ -174,6 +174,19 @@ def test_a_seed_repeats_an_answer_and_a_negative_one_is_random(scripted):
         assert len(greedy) == 1
 
 
+@contract("completion.sampling", "raw.sampling", "options.seed")
+def test_a_negative_seed_is_random_where_the_server_has_a_seed_too(scripted):
+    with scripted(SCRIPT, "--max-context", str(CONTEXT), "--seed", "5") as server:
+        seeds = [complete(server, **asks)["generation_settings"]["seed"] for asks in ({}, {"seed": -1}, {"seed": -1})]
+        assert seeds[0] == 5
+        assert len(set(seeds)) == 3
+        asks = {"n_predict": 40, "temperature": 1, "presence_penalty": 0, "top_p": 1}
+        assert len({complete(server, "chance", **asks)["content"] for _ in range(2)}) == 1
+        asks = {"prompt": "chance", "max_tokens": 40, "temperature": 1, "presence_penalty": 0, "top_p": 1, "seed": -1}
+        drawn = [server.post("/v1/completions", asks).json()["choices"][0]["text"] for _ in range(3)]
+        assert len(set(drawn)) > 1
+
+
 @contract("completion.flags")
 def test_ignore_eos_runs_to_the_limit(server):
     assert complete(server, n_predict=9)["stop_type"] == "eos"

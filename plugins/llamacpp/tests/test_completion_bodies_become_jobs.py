@@ -102,8 +102,10 @@ def test_sampling_has_llama_cpps_conventions():
     assert job().sampling == SamplingRequest()
     made = job(temperature=-1, top_k=-1, top_p=0.9, min_p=0, seed=-1, presence_penalty=1, frequency_penalty=-1).sampling
     assert made == SamplingRequest(
-        temperature=0, top_k=0, top_p=0.9, min_p=0, seed=None, presence_penalty=1, frequency_penalty=-1
+        temperature=0, top_k=0, top_p=0.9, min_p=0, seed=made.seed, presence_penalty=1, frequency_penalty=-1
     )
+    drawn = [job(seed=seed).sampling.seed for seed in (-1, -1, -(1 << 63))]
+    assert len(set(drawn)) == 3 and all(0 <= seed < 1 << 63 for seed in drawn)
     assert job(top_k=40, seed=(1 << 63) - 1).sampling == SamplingRequest(top_k=20, seed=(1 << 63) - 1)
     assert refusal(seed=1 << 63) == ("invalid_value", "seed")
     assert refusal(top_p=1.5) == ("invalid_value", "top_p")

@@ -81,7 +81,9 @@ def test_sampling_has_llama_cpps_conventions():
     assert job().sampling == SamplingRequest()
     asked = {"top_p": 0.9, "min_p": 0, "presence_penalty": 1, "frequency_penalty": -1}
     made = job(temperature=-1, top_k=-1, seed=-1, **asked).sampling
-    assert made == SamplingRequest(temperature=0, top_k=0, seed=None, **asked)
+    assert made == SamplingRequest(temperature=0, top_k=0, seed=made.seed, **asked)
+    drawn = [job(seed=seed).sampling.seed for seed in (-1, -1, -(1 << 63))]
+    assert len(set(drawn)) == 3 and all(0 <= seed < 1 << 63 for seed in drawn)
     assert job(top_k=40, seed=5).sampling == SamplingRequest(top_k=20, seed=5)
     assert refusal(seed=1 << 63) == ("invalid_value", "seed")
     assert job(stop="a").stops == ("a",)

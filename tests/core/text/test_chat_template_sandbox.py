@@ -23,6 +23,7 @@ def render(source: str, messages=HELLO, **client: object) -> str:
 
 
 GROW = "{% set n = namespace(s='x') %}{% for i in range(60) %}"
+NEST = "{% set n = namespace(s=[1]) %}{% for i in range(60) %}"
 HOSTILE = {
     "string-product": "{{ 'x' * 1000000000 }}",
     "list-product": "{% set l = [0] * 1000000000 %}",
@@ -59,10 +60,42 @@ HOSTILE = {
         "{% macro m() %}{% for j in range(100000) %}{% endfor %}{% endmacro %}"
         "{% for i in range(9999) %}{{ m() }}{% endfor %}"
     ),
+    "doubling-inside": NEST + "{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+    "doubling-inside-tojson": NEST + "{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson }}",
+    "doubling-inside-compared": (
+        "{% set n = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}"
+        "{% set n.t = [n.t, n.t] %}{% endfor %}{{ n.s == n.t }}"
+    ),
+    "doubling-inside-tuple": NEST + "{% set n.s = (n.s, n.s) %}{% endfor %}{{ {n.s: 1} }}",
+    "doubling-inside-dict": NEST + "{% set n.s = {'a': n.s, 'b': n.s} %}{% endfor %}{{ n.s }}",
+    "doubling-inside-dict-call": NEST + "{% set n.s = dict(a=n.s, b=n.s) %}{% endfor %}{{ n.s }}",
+    "doubling-inside-arguments": (
+        "{% set n = namespace(s=[1]) %}{% macro m() %}{% set n.s = varargs %}{% endmacro %}"
+        "{% for i in range(60) %}{{ m(n.s, n.s) }}{% endfor %}{{ n.s }}"
+    ),
+    "doubling-inside-batch": NEST + "{% set n.s = (n.s + n.s) | batch(2) | list %}{% endfor %}{{ n.s }}",
+    "batch-fill": (
+        "{% set l = range(100000) | list %}{% for row in [1] | batch(100000, [l, l]) %}{{ row }}{% endfor %}"
+    ),
+    "product-inside": "{% set l = range(100000) | list %}{{ [l] * 100000 }}",
+    "tojson-indent": "{{ [1] | tojson(indent=1000000000) }}",
+    "tojson-indents": "{{ (range(100000) | list) | tojson(indent=100000) }}",
+    "tojson-separators": "{{ {'a': 1, 'b': 2} | tojson(separators=(',' * 9000000, ':' * 9000000)) }}",
     "class-walk": "{{ ''.__class__.__mro__ }}{{ messages.__class__.__base__.__subclasses__() }}",
     "mutation": "{{ messages.append(1) }}",
     "attribute-of-format": "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
 }
+
+
+def test_what_a_template_builds_of_messages_is_counted_once():
+    source = "{% set n = namespace(s=[]) %}{% for m in messages %}{% set n.s = n.s + [m] %}{% endfor %}{{ n.s|length }}"
+    many = [Message(role="user", content=(Part(text="x" * 100),), place="messages[0]")] * 3000
+    assert render(source, many) == "3000"
+
+
+def test_a_namespace_inside_itself_does_not_show_what_it_holds():
+    source = NEST + "{% set n.s = [n.s, n] %}{% if i == 2 %}{% break %}{% endif %}{% endfor %}{{ n.s }}"
+    assert render(source) == "[[[[1], <Namespace>], <Namespace>], <Namespace>]"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
