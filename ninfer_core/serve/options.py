@@ -101,8 +101,8 @@ OPTIONS = (
     Option(
         flag="--lenient-tools",
         default=False,
-        help="drop tool definitions that cannot be honoured (hosted, remote, deferred) instead of refusing the request; "
-        "the response header X-NInfer-Dropped-Tools names them",
+        help="drop tool definitions that cannot be honoured (hosted, remote, deferred) instead of refusing the "
+        "request; the response header X-NInfer-Dropped-Tools names them",
         hidden_in=NOT_HERE,
     ),
 )
