@@ -307,6 +307,7 @@ class LocalEngine:
             generation=generation,
             transport_id=job.request_id,
             protocol=job.protocol,
+            asked_effort=job.effort if isinstance(job, ChatJob) else None,
         )
 
     def warm_up(self) -> None:

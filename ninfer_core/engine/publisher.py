@@ -103,7 +103,7 @@ class Publisher:
             drafted_tokens=lane.drafted,
             accepted_tokens=lane.accepted,
             **_tool_facts(result.tool_report),
-            **_budget_facts(lane),
+            **_thinking_facts(lane),
         )
         if result.tool_report.fallback != "none" and not result.calls:
             log.warning("tool_markup_kept_as_text", id=lane.request.id, reason=result.tool_report.fallback)
@@ -135,14 +135,19 @@ def _unpublished(lane: Lane) -> tuple[int, ...]:
     return ids
 
 
-def _budget_facts(lane: Lane) -> dict[str, int]:
-    """For the log: the thinking budget that was asked for, and the one that held where that is another."""
-    budget = lane.request.budget
-    if budget is None:
-        return {}
-    facts = {"thinking_budget": budget.requested}
-    if budget.effective is not None and budget.effective != budget.requested:
-        facts["effective_thinking_budget"] = budget.effective
+def _thinking_facts(lane: Lane) -> dict[str, int | str | bool]:
+    """For the log: the effort and the thinking budget that were asked for, the budget that held where that is another,
+    and whether the answer's own sampler took over, where there is one."""
+    request, facts = lane.request, dict[str, int | str | bool]()
+    if request.asked_effort is not None:
+        facts["requested_reasoning_effort"] = request.asked_effort
+    if request.post_params is not None:
+        facts["post_thinking"] = lane.params is request.post_params
+    budget = request.budget
+    if budget is not None:
+        facts["thinking_budget"] = budget.requested
+        if budget.effective is not None and budget.effective != budget.requested:
+            facts["effective_thinking_budget"] = budget.effective
     return facts
 
 

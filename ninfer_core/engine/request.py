@@ -39,6 +39,7 @@ class Request:
     scored: tuple[int, ...] = ()  # tokens whose log probability as the first output token is wanted
     transport_id: str = ""  # the frontend's id of the exchange, for the log
     protocol: str = ""  # likewise
+    asked_effort: str | None = None  # the reasoning effort the client named itself, for the log
 
     @property
     def entitlement(self) -> int:

@@ -56,13 +56,12 @@ class Sizes:
 
     def of_binop(self, operator: str, left: Any, right: Any, result: Any) -> None:
         """Checks and keeps the size of a list that ``+`` or ``*`` has made, without looking at each item again."""
-        if isinstance(result, (list, tuple)):
-            if operator == "+":
-                size = self.of(left) + self.of(right)
-            else:
-                size = ITEM + max(self.of(left), self.of(right)) * (len(result) // max(1, _items(left, right)))
-            self._keep(result, size)
-            self.check(result)
+        if operator == "+":
+            size = self.of(left) + self.of(right)
+        else:
+            size = ITEM + max(self.of(left), self.of(right)) * (len(result) // max(1, _items(left, right)))
+        self._keep(result, size)
+        self.check(result)
 
     def _keep(self, value: Any, size: int) -> int:
         self._known[id(value)] = (value, size)

@@ -28,8 +28,11 @@ class LengthGuard:
         """ContextLengthExceeded for a text that is part of the prompt."""
         self._check([text], len(text))
 
-    def check_turns(self, messages: Iterable[Message]) -> None:
-        """The same of what users wrote, before it is rendered; templates take the white space around it away."""
+    def check_turns(self, messages: Sequence[Message]) -> None:
+        """The same of what users wrote, before it is rendered; templates take the white space around it away. A turn
+        is a token at least, whatever it says."""
+        if len(messages) > FAR * self._max_context:
+            raise ContextLengthExceeded(len(messages), self._max_context, at_least=True)
         texts = [message.text.strip() for message in messages if message.role == "user"]
         self._check(texts, sum(map(len, texts)))
 

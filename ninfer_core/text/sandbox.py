@@ -128,9 +128,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         limits = _rendering.get()
         limits.look()
         args = bounds.call(function, args, kwargs)
-        held = [value for value in (*args, *kwargs.values()) if isinstance(value, bounds.CONTAINERS)]
-        if held:
-            limits.sizes.check(*held)
+        if args or kwargs:
+            held = [value for value in (*args, *kwargs.values()) if isinstance(value, bounds.CONTAINERS)]
+            if held:
+                limits.sizes.check(*held)
         return limits.read(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -138,7 +139,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         limits.look()
         bounds.binop(operator, left, right)
         result = limits.read(super().call_binop(context, operator, left, right))
-        limits.sizes.of_binop(operator, left, right, result)
+        if isinstance(result, bounds.CONTAINERS):
+            limits.sizes.of_binop(operator, left, right, result)
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:

@@ -147,8 +147,11 @@ class ChatTemplate:
                     size += str.__len__(piece)
                     check_size(size)
                     pieces.append(piece)
+                text = "".join(pieces)
+                text.isascii() or text.encode()  # half a surrogate pair is not text
         except TemplateRaised as refusal:
-            raise TemplateRaised(limits.marks.plain(str(refusal))) from None
+            said = limits.marks.plain(str(refusal)).encode(errors="replace").decode()
+            raise TemplateRaised(said) from None
         except TemplateTooLarge as stopped:
             raise ApiError("invalid_prompt", f"The chat template was stopped: {stopped}.", param="messages") from None
         except (ApiError, RecursionError):
@@ -156,9 +159,9 @@ class ChatTemplate:
         except Exception as error:
             # whatever a template can provoke; what went wrong is for the operator
             log.warning("chat_template_failed", error=type(error).__name__, template_line=_line_of(error))
-            text = "The chat template could not render these messages."
-            raise ApiError("invalid_prompt", text, param="messages") from None
-        return "".join(pieces)
+            refused = "The chat template could not render these messages."
+            raise ApiError("invalid_prompt", refused, param="messages") from None
+        return text
 
     def _marks(
         self,

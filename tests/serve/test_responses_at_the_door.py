@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ninfer_core.errors import QueueTimeout
+from ninfer_core.errors import ApiError, QueueTimeout
 from ninfer_core.serve import stream as stream_module
 from ninfer_core.testing import FakeEngine
 
@@ -76,6 +76,16 @@ def test_a_queue_timeout_before_anything_was_sent_is_an_ordinary_answer(serve, w
     line = asyncio.run(exchange(serve(engine), wire(path=PATH, body=msgspec.json.encode(BODY))))
     assert line.status == 503
     assert msgspec.json.decode(line.text)["error"]["code"] == "request_queue_timeout"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["aggregate", "stream"])
+def test_what_is_wrong_with_the_conversation_is_placed_in_this_endpoints_field(serve, wire, stream):
+    engine = FakeEngine(
+        refusal=ApiError("invalid_prompt", "The chat template refuses these messages: no.", param="messages")
+    )
+    line = asyncio.run(exchange(serve(engine), wire(path=PATH, body=msgspec.json.encode(BODY | {"stream": stream}))))
+    assert line.status == 400
+    assert msgspec.json.decode(line.text)["error"]["param"] == "input"
 
 
 @contract("responses.store.terminal")

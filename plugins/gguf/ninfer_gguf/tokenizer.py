@@ -107,7 +107,7 @@ def byte_level(vocabulary: Vocabulary) -> tuple[Any, bool]:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     name = vocabulary.metadata.get(PREFIX + "pre", "default")
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         vocabulary.fail(f"pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known; known: {', '.join(PRE_TOKENIZERS)}")
     pre = PRE_TOKENIZERS[name]
     # a token may hold no space of its own, so the first one after the first character parts the two

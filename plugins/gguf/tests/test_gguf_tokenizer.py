@@ -188,6 +188,7 @@ def test_turn_and_message_ends_are_stops_too():
     ("changes", "said"),
     [
         ({"pre": "nobody-knows"}, "pre-tokenizer 'nobody-knows'"),
+        ({"pre": ["llama-bpe"]}, r"pre-tokenizer \['llama-bpe'\]"),
         ({"model": "bert"}, "tokenizer model 'bert'"),
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": ["a", 1]}, "tokens is missing or not an array of str"),

@@ -103,6 +103,25 @@ def test_the_log_names_the_budget_and_the_effective_one_where_it_differs(tmp_pat
     assert {name: value for name, value in done.items() if "thinking" in name} == told
 
 
+@pytest.mark.contract("post.logged", "chat.effort.logged")
+@pytest.mark.parametrize(
+    ("last", "asked", "told"),
+    [
+        ("quick", {"post_thinking": SamplingRequest(), "effort": "low"}, {"post_thinking": True, "effort": "low"}),
+        ("think", {"post_thinking": SamplingRequest(), "max_tokens": 5}, {"post_thinking": False}),  # never closes
+        ("quick", {}, {}),
+    ],
+)
+def test_the_log_says_what_was_asked_of_the_thinking_and_whether_the_sampler_switched(tmp_path, last, asked, told):
+    engine = open_engine(tmp_path, SCRIPT, "--default-reasoning-effort", "medium")
+    with structlog.testing.capture_logs() as entries:
+        chat(engine, last, **asked)
+    done = next(entry for entry in entries if entry["event"] == "request_done")
+    assert done.get("post_thinking") == told.get("post_thinking")
+    # an effort that only the server's default filled in is nobody's request
+    assert done.get("requested_reasoning_effort") == told.get("effort")
+
+
 @pytest.mark.contract("chat.budget.default", "chat.budget.silent")
 def test_the_servers_default_caps_only_requests_that_think(tmp_path):
     engine = open_engine(tmp_path, SCRIPT, "--default-thinking-budget", "4")

@@ -87,6 +87,12 @@ HOSTILE = {
 }
 
 
+def test_a_refusal_with_half_a_surrogate_pair_is_text():
+    with pytest.raises(ApiError) as refused:
+        render(r"{{ raise_exception('no \ud800') }}")
+    assert refused.value.message.endswith("no ?")
+
+
 def test_what_a_template_builds_of_messages_is_counted_once():
     source = "{% set n = namespace(s=[]) %}{% for m in messages %}{% set n.s = n.s + [m] %}{% endfor %}{{ n.s|length }}"
     many = [Message(role="user", content=(Part(text="x" * 100),), place="messages[0]")] * 3000
@@ -144,7 +150,10 @@ def test_a_refusal_that_quotes_a_control_token_shows_no_marks():
     assert len(caught.value.message) < 600
 
 
-@pytest.mark.parametrize("source", ["{{ messages[0].nope.nope }}", "{{ 1 / 0 }}", "{{ messages | tojson | int + [] }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[0].nope.nope }}", "{{ 1 / 0 }}", "{{ messages | tojson | int + [] }}", r"{{ '\ud800' }}"],
+)
 def test_a_failure_of_the_template_is_told_in_our_words(source):
     with pytest.raises(ApiError) as caught:
         render(source)

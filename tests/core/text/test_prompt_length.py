@@ -109,6 +109,14 @@ def user(text: str, role: str = "user") -> ChatJob:
     return ChatJob(messages=(Message(role=role, content=(Part(text=text),)),))
 
 
+def test_more_turns_than_a_far_context_has_tokens_are_refused_unread():
+    guard = LengthGuard(Letters(), 10)
+    turns = [Message(role="assistant", content=(Part(text=""),))] * 41
+    guard.check_turns(turns[:40])
+    with pytest.raises(ContextLengthExceeded, match="at least 41"):
+        guard.check_turns(turns)
+
+
 def test_the_count_of_a_prompt_somewhat_too_long_is_exact(qwen):
     text = "ab " * 110
     built = prompts(qwen).chat(user(text))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -125,7 +126,8 @@ class Responses:
         ids = Ids(request.request_id)
         work = partial(plan_count, body, ids=ids, parent=parent, lenient=self._lenient)
         plan = await _beside(request.body, parent, work)
-        counted = await engine.count(plan.job)
+        with _refusals_of_input():
+            counted = await engine.count(plan.job)
         headers = dropped_headers(plan.tools.dropped)
         return json_response({"object": "response.input_tokens", "input_tokens": counted}, headers=headers)
 
@@ -197,7 +199,8 @@ class _Making:
     async def response(self, engine: Engine) -> HttpResponse:
         """The answer, whole or as a stream; every refusal is raised before it."""
         plan, created = self.plan, int(self.clock())
-        generation = await engine.chat(plan.job)
+        with _refusals_of_input():
+            generation = await engine.chat(plan.job)
         members = echo(self.body, plan.tools, model=engine.info.id, sampling=generation.sampling)
         head = Head(id=self.ids.response, created_at=created, echo=members)
         style = Style(
@@ -234,6 +237,17 @@ class _Making:
                 )
             )
         return response
+
+
+@contextlib.contextmanager
+def _refusals_of_input() -> Iterator[None]:
+    """What is wrong with the conversation as a whole is found in this endpoint's ``input``."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param == "messages":
+            error.param = "input"
+        raise
 
 
 async def _decoded(raw: Body, decoder: msgspec.json.Decoder[T]) -> T:
