@@ -41,8 +41,9 @@ $(STAMP): $(BIN)/python pyproject.toml requirements-dev.txt $(wildcard plugins/*
 serve: setup
 	$(BIN)/ninfer-serve $(ARGS)
 
+# two processes, a file of tests whole in one of them: servers and models that tests share are started once
 test: setup
-	$(BIN)/pytest $(TESTS) $(ARGS)
+	$(BIN)/pytest $(TESTS) -n 2 --dist loadfile $(ARGS)
 
 slow: setup
 	$(BIN)/pytest -m slow $(ARGS)
