@@ -145,6 +145,16 @@ class Terminal:
         self.seen = ""
         os.write(self.ours, text.encode())
 
+    def interrupt_until(self, text: str) -> str:
+        """Ctrl+C, again where it came between the prompt and the read that it has to interrupt."""
+        for _ in range(20):
+            self.process.send_signal(signal.SIGINT)
+            try:
+                return self.until(text, seconds=3)
+            except AssertionError:
+                continue
+        raise AssertionError(f"{text!r} never came; seen: {self.seen!r}")
+
     def until(self, text: str, seconds: float = 60) -> str:
         end = time.monotonic() + seconds
         while text not in self.seen:
@@ -183,8 +193,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(chat):
     chat.until("[stopped]\r\n> ")
     chat.type("the second\n")
     assert "Two.\r\n" in chat.until("\n> ")
-    chat.process.send_signal(signal.SIGINT)
-    chat.until("(Ctrl+D ends the chat)\r\n> ")
+    chat.interrupt_until("(Ctrl+D ends the chat)\r\n> ")
 
 
 def test_a_model_cannot_drive_the_terminal(chat):
