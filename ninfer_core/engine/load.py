@@ -94,18 +94,10 @@ def _compose(
     graphs = None
     if wanted:
         progress.stage("recording decode rounds")
-        graphs = DecodeGraphs(
-            built,
-            cache,
-            states,
-            runtime.device,
-            pages=pages_for(limits.max_context),
-            scratch_page=limits.pool_pages,
-        )
+        ends = {"pages": pages_for(limits.max_context), "scratch_page": limits.pool_pages}
+        graphs = DecodeGraphs(built, cache, states, runtime.device, **ends)
         with plugins.blaming(plugins.model_families, family.name, "record decode rounds of the family"):
-            taken = graphs.record(wanted)
-        say = log.warning if taken > allowance else log.info
-        say("cuda_graphs", count=len(graphs), allowance_bytes=allowance, measured_bytes=taken)
+            _record(graphs, wanted, allowance)
     program = Program(
         model=built,
         cache=cache,
@@ -228,6 +220,12 @@ def _graph_shapes(
     if not getattr(model, "records_steps", False):
         return []
     return shapes(limits.max_concurrency, max((source.max_drafts for source in sources), default=0))
+
+
+def _record(graphs: DecodeGraphs, wanted: Sequence[Shape], allowance: int) -> None:
+    taken = graphs.record(wanted)
+    say = log.warning if taken > allowance else log.info
+    say("cuda_graphs", count=len(graphs), allowance_bytes=allowance, measured_bytes=taken)
 
 
 def _graph_allowance(count: int, values: OptionValues) -> int:

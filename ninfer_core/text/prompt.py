@@ -72,6 +72,9 @@ class PromptBuilder:
         if self._length is not None and self._shows_users:
             self._length.check_turns(job.messages)
         mode, rendered, tools = self._render(job)
+        if job.tools and job.tools[0].name not in rendered.text:
+            # the template has no place for them; the request is an ordinary chat
+            log.warning("tools_not_shown", tools=len(job.tools), request_id=job.request_id)
         if self._length is not None:
             self._length.check(rendered.text)
         in_reasoning = not job.prefill and self._ends_with_tag(rendered.marked, "open")

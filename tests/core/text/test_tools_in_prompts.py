@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import structlog
 
 from ninfer_core.api import ApiError, ChatJob, Message, Part, PromptFormat, Tool, ToolCall
 from ninfer_core.text.prompt import PromptBuilder
@@ -55,6 +56,14 @@ def test_templates_compute_with_numbers_whose_spelling_is_kept(qwen):
     call = ToolCall(id="1", name="f", arguments='{"n":1E1,"l":[1.50,2],"i":3}')
     text = builder(qwen, template).render(ChatJob(messages=(say("assistant", tool_calls=(call,)),)))
     assert text == "11.0 True True 10 1E1 1E1 3.5 [0, 1, 2] 3 True 1E1"
+
+
+@pytest.mark.parametrize(("template", "told"), [(SHOW, []), ("{{ messages[0].content }}", [{"tools": 1}])])
+def test_the_log_tells_of_tools_that_the_template_has_no_place_for(qwen, template, told):
+    with structlog.testing.capture_logs() as entries:
+        builder(qwen, template).chat(job())
+    warned = [entry for entry in entries if entry["event"] == "tools_not_shown"]
+    assert [{"tools": entry["tools"]} for entry in warned] == told
 
 
 def test_without_tools_the_variable_is_none_and_nothing_is_read(qwen):
