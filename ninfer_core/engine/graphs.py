@@ -39,6 +39,10 @@ class Recorded:
         self._sizes = [T, T, T, B, B, B, B, B * pages]
         self._host = torch.zeros(sum(self._sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
+        self._numbers = self._host[: -B * pages]
+        # a row's pages seldom change from one round to the next, and there may be thousands
+        self._table = self._host[-B * pages :].view(B, pages)
+        self._filled: list[list[int]] = [[] for _ in range(B)]
         parts = torch.split(self._device, self._sizes)
         ids, positions, cache_slots, firsts, widths, frontiers, state_slots, table = parts
         self.kept = torch.zeros(B, dtype=torch.int64, device=device)
@@ -74,7 +78,6 @@ class Recorded:
         ids: list[int] = []
         positions: list[int] = []
         cache_slots: list[int] = []
-        table: list[int] = []
         for tokens, frontier, own in zip(fed, frontiers, pages, strict=True):
             missing = W - len(tokens)
             ids += [*tokens, *[tokens[-1]] * missing]
@@ -83,9 +86,13 @@ class Recorded:
                 cache_slots.append(own[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS)
             positions += [frontier + len(tokens) - 1] * missing
             cache_slots += [self.scratch_page * PAGE_TOKENS] * missing
-            table += [*own, *[self.scratch_page] * (self.pages - len(own))]
         numbers = [*ids, *positions, *cache_slots, *self.step.starts[:-1], *map(len, fed), *frontiers, *state_slots]
-        self._host.copy_(torch.tensor(numbers + table, dtype=torch.int64))
+        self._numbers.copy_(torch.tensor(numbers, dtype=torch.int64))
+        for row, own in enumerate(pages):
+            if self._filled[row] != own:
+                self._filled[row] = list(own)
+                # what is left of longer ones lies past the row's last page, where nobody reads
+                self._table[row, : len(own)] = torch.tensor(own, dtype=torch.int64)
         self._device.copy_(self._host, non_blocking=True)
 
 

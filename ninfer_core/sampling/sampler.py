@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,15 +9,13 @@ from types import ModuleType
 
 import msgspec
 import numpy as np
-import structlog
 import torch
 from torch import Tensor
 
 from ninfer_core.api import TokenLogprob
 from ninfer_core.sampling.params import DOMAIN, SamplingParams
+from ninfer_kernels.device import gpu_route
 from ninfer_kernels.sampling import TINY, best, pick, support, top_candidates, uniform
-
-log = structlog.get_logger(__name__)
 
 FAILED = -1  # the sentinel of a row whose logits are not finite
 OUTSIDE = -9999.0  # the log probability of a token outside its position's likeliest
@@ -68,7 +64,7 @@ def _scores(z: Tensor, tokens: Sequence[int]) -> tuple[float, ...]:
 def _drawn(z: Tensor, columns: Sequence[Column]) -> list[Drawn]:
     if any(column.params.penalized for column in columns):
         z = _penalized(z, columns)
-    if z.is_cuda and (gpu := on_gpu()) is not None:
+    if (gpu := gpu_route(z, "ninfer_kernels.sampling")) is not None:
         return _drawn_there(gpu, z, columns)
     tokens = [FAILED] * len(columns)
     greedy = [row for row, column in enumerate(columns) if column.params.greedy]
@@ -116,16 +112,6 @@ def _record(token: int, top: list[tuple[int, float]], column: Column) -> TokenLo
     """``top``: the position's likeliest with their log probabilities."""
     own = next((value for one, value in top if one == token), OUTSIDE)
     return TokenLogprob(token_id=token, logprob=own, top=tuple(top[: column.logprobs]))
-
-
-@functools.cache
-def on_gpu() -> ModuleType | None:
-    """The draw's kernels, or None where triton is missing or cannot be used."""
-    try:
-        return importlib.import_module("ninfer_kernels.sampling.gpu")
-    except Exception as error:
-        log.warning("sampling_without_kernel", error=type(error).__name__)
-        return None
 
 
 def _rows(z: Tensor, rows: list[int]) -> Tensor:
