@@ -12,8 +12,8 @@ from ninfer_core.errors import ApiError
 from .bodies import invalid_value
 from .fields import SHOWN, Ignored, Offence, Only, Used, at_most_zero, empty, equal
 from .jobs import SamplingRequest
+from .samplers import checked_seed, clamped_top_k
 
-WIDEST_TOP_K = 20  # the sampler's candidate domain
 MAX_STOPS = 32
 NO_LIMIT = 1 << 30  # whatever the context still holds
 ABSENT = "This control is not available"
@@ -137,16 +137,14 @@ def _pieces(wire: list[Any], vocab_tokens: int, place: str) -> tuple[str | tuple
 
 def raw_sampling(body: RawBody) -> SamplingRequest:
     """A temperature below zero is greedy, a negative seed random, ``top_k`` at or below zero the widest set."""
-    seed = body.seed
-    if seed is not None and not -(1 << 63) <= seed < 1 << 63:
-        raise invalid_value("seed", seed, "a whole number of 64 bits, with sign")
+    seed = checked_seed(body.seed, "seed")
     if seed is not None and seed < 0:
         # drawn here: no seed at all would be the server's own
         seed = secrets.randbits(63)
     return SamplingRequest(
         temperature=None if body.temperature is None else max(body.temperature, 0.0),
         top_p=body.top_p,
-        top_k=None if body.top_k is None else min(max(body.top_k, 0), WIDEST_TOP_K),
+        top_k=None if body.top_k is None else clamped_top_k(max(body.top_k, 0)),
         min_p=body.min_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,

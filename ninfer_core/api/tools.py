@@ -63,7 +63,7 @@ class ToolReport:
     marker_seen: bool = False  # a complete marker
     structured_calls: int = 0
     empty_arguments_omitted: int = 0  # empty text where a type other than string is declared
-    mismatched_arguments: int = 0  # not of the declared type; kept as strings
+    mismatched_arguments: int = 0  # not of the declared type; kept for the client to judge
     duplicate_parameters_repaired: int = 0
     fallback: ToolFallback = "none"  # why the strict pass rejected a region
     forced_call_closed: bool = False  # the closing tags of a forced call were supplied

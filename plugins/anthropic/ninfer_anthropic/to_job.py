@@ -10,12 +10,12 @@ import msgspec
 from ninfer_core.api import ApiError, ChatJob, SamplingRequest
 from ninfer_core.api.fields import refuse_unsupported
 from ninfer_core.api.http import invalid_value, not_supported, quoted
-from ninfer_core.api.raw import WIDEST_TOP_K
+from ninfer_core.api.samplers import clamped_top_k, sampling_request
 
 from .blocks import is_boundary
 from .conversation import Turn, conversation, joined
 from .tools import ToolSet, dropped_servers, tool_set
-from .types import MessagesBody, PostThinking, PromptBody, ThinkingIn
+from .types import MessagesBody, PromptBody, ThinkingIn
 
 SMALLEST_BUDGET = 1024
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -52,8 +52,8 @@ def to_job(body: MessagesBody, *, request_id: str, leniency: Leniency) -> Asked:
         raise ApiError("invalid_value", text, param="max_tokens")
     job = replace(
         asked.job,
-        sampling=SamplingRequest(temperature=body.temperature, top_p=body.top_p, top_k=_top_k(body.top_k)),
-        post_thinking=None if body.post_thinking is None else _post_thinking(body.post_thinking),
+        sampling=SamplingRequest(temperature=body.temperature, top_p=body.top_p, top_k=clamped_top_k(body.top_k)),
+        post_thinking=None if body.post_thinking is None else sampling_request(body.post_thinking, "post_thinking."),
         max_tokens=body.max_tokens,
         stops=tuple(body.stop_sequences or ()),
         request_id=request_id,
@@ -179,21 +179,3 @@ def _agreed(field: str, typed: Any, name: str, given: Any) -> Any:
         param = f"chat_template_kwargs.{name}"
         raise ApiError("invalid_value", f"'{param}' is {quoted(given)}, which disagrees with '{field}'.", param=param)
     return given if typed is None else typed
-
-
-def _top_k(value: int | None) -> int | None:
-    return None if value is None else min(value, WIDEST_TOP_K)
-
-
-def _post_thinking(wire: PostThinking) -> SamplingRequest:
-    if wire.seed is not None and not -(1 << 63) <= wire.seed < 1 << 63:
-        raise invalid_value("post_thinking.seed", wire.seed, "a whole number of 64 bits, with sign")
-    return SamplingRequest(
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=_top_k(wire.top_k),
-        min_p=wire.min_p,
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        seed=wire.seed,
-    )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ninfer_core.api import SamplingRequest
 from ninfer_core.api.fields import Used
-from ninfer_core.api.http import invalid_value
-from ninfer_core.api.raw import WIDEST_TOP_K
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
@@ -37,19 +34,3 @@ class PostThinking(Struct, forbid_unknown_fields=True):
     presence_penalty: Annotated[Penalty | None, Used("-2 to 2")] = None
     frequency_penalty: Annotated[Penalty | None, Used("-2 to 2")] = None
     seed: Annotated[int | None, Used(SEED)] = None
-
-
-def sampling(wire: Any, place: str = "") -> SamplingRequest:
-    """The sampler a body or a ``post_thinking`` asks for. ``top_k`` above the sampler's domain is clamped, not refused:
-    other servers default to 40."""
-    if wire.seed is not None and not -(1 << 63) <= wire.seed < 1 << 63:
-        raise invalid_value(f"{place}seed", wire.seed, "a whole number of 64 bits, with sign")
-    return SamplingRequest(
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=None if wire.top_k is None else min(wire.top_k, WIDEST_TOP_K),
-        min_p=wire.min_p,
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        seed=wire.seed,
-    )

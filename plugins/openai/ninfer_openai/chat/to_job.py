@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ninfer_core.api import ApiError, ChatJob
 from ninfer_core.api.fields import refuse_unsupported
+from ninfer_core.api.samplers import sampling_request
 
-from ..values import sampling
 from .messages import messages
 from .tools import ToolSet, tool_set
 from .types import ChatBody
@@ -33,7 +33,7 @@ def to_job(body: ChatBody, *, request_id: str, lenient: Leniency) -> tuple[ChatJ
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     job = ChatJob(
         messages=conversation,
-        sampling=sampling(body),
+        sampling=sampling_request(body),
         max_tokens=None if limit == -1 else limit,
         max_tokens_is_open=limit == -1,
         stops=_stops(body.stop),
@@ -46,7 +46,7 @@ def to_job(body: ChatBody, *, request_id: str, lenient: Leniency) -> tuple[ChatJ
         effort=None if body.reasoning_effort in SERVERS_EFFORT else body.reasoning_effort,
         preserve_thinking=body.preserve_thinking,
         thinking_budget=body.thinking_budget,
-        post_thinking=None if body.post_thinking is None else sampling(body.post_thinking, "post_thinking."),
+        post_thinking=None if body.post_thinking is None else sampling_request(body.post_thinking, "post_thinking."),
         template_kwargs=body.chat_template_kwargs or {},
         prefill=lenient.assistant_prefill and conversation[-1].role == "assistant",
         tools=tools.offered,

@@ -9,8 +9,8 @@ from typing import Any
 from ninfer_core.api import ApiError, ChatJob, Message, Part, SamplingRequest
 from ninfer_core.api.fields import refuse_unsupported
 from ninfer_core.api.http import invalid_value, not_supported, quoted
+from ninfer_core.api.samplers import sampling_request
 
-from ..values import sampling
 from .history import conversation
 from .input import Placed, read_input
 from .items import Ids, Item, MessageItem, decoded
@@ -86,7 +86,7 @@ def plan_create(body: CreateBody, *, request_id: str, ids: Ids, parent: Record |
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if wants_logprobs else None,
         thinking_budget=body.thinking_budget,
-        post_thinking=None if body.post_thinking is None else sampling(body.post_thinking, "post_thinking."),
+        post_thinking=None if body.post_thinking is None else sampling_request(body.post_thinking, "post_thinking."),
         session_key=parent.session_key if parent else f"response:{ids.response}" if stored else None,
         session_read_only=not stored,
     )
