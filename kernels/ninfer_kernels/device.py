@@ -10,10 +10,10 @@ from types import ModuleType
 from torch import Tensor
 
 
-def gpu_route(x: Tensor, package: str) -> ModuleType | None:
-    """The Triton route of an operation, ``<package>.gpu``, where ``x`` lies on a GPU; None elsewhere and without
+def gpu_route(x: Tensor, package: str, module: str = "gpu") -> ModuleType | None:
+    """The Triton route of an operation, ``<package>.<module>``, where ``x`` lies on a GPU; None elsewhere and without
     Triton."""
-    return _route(package) if launches(x) else None
+    return _route(package, module) if launches(x) else None
 
 
 def launches(x: Tensor) -> bool:
@@ -22,9 +22,9 @@ def launches(x: Tensor) -> bool:
 
 
 @functools.cache
-def _route(package: str) -> ModuleType | None:
+def _route(package: str, module: str) -> ModuleType | None:
     try:
-        return importlib.import_module(f"{package}.gpu")
+        return importlib.import_module(f"{package}.{module}")
     except Exception as error:
         log = logging.getLogger(__name__)
         log.warning("%s: torch route, no Triton kernel (%s)", package.rpartition(".")[2], type(error).__name__)

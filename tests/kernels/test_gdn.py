@@ -30,7 +30,8 @@ def inputs(lengths: tuple[int, ...], slots: list[int], seed: int = 0, dtype: tor
         return torch.randn(*shape, generator=g)
 
     a_log = torch.empty(H).uniform_(-3, 2.5, generator=g)
-    decay, beta = gdn.gates(randn(tokens, H), randn(tokens, H), a_log, torch.empty(H).uniform_(-4, 2, generator=g))
+    a, b, dt_bias = randn(tokens, H), randn(tokens, H), torch.empty(H).uniform_(-4, 2, generator=g)
+    decay, beta = gdn.reference.gates(a, b, a_log, dt_bias)
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)
@@ -50,7 +51,7 @@ def test_a_step_in_place_equals_the_recurrence(lengths, place):
     fed, states, rows = inputs(lengths, PLACES[place])
     expected, wanted = states.clone(), states.clone()
     o, record = gdn.reference.rule_step(*fed, expected, rows, provisional=False)
-    got, other = gdn.rule_step(*fed, wanted, rows, provisional=False)
+    got, other = gdn.batched.rule_step(*fed, wanted, rows, provisional=False)
     assert record is None and other is None
     close(got, o)
     close(wanted, expected)
@@ -65,9 +66,9 @@ def test_a_provisional_step_leaves_states_alone_and_folds_what_is_kept(lengths, 
     fed, states, rows = inputs(lengths, PLACES[place], seed=1)
     kept = [int(length * share) for length in lengths]
     got, plain = states.clone(), states.clone()
-    o, record = gdn.rule_step(*fed, got, rows, provisional=True)
+    o, record = gdn.batched.rule_step(*fed, got, rows, provisional=True)
     assert torch.equal(got, states)
-    gdn.rule_fold(record, got, rows, kept)
+    gdn.batched.rule_fold(record, got, rows, kept)
     for b, slot in enumerate(rows.slots):
         if not kept[b]:
             assert torch.equal(got[slot], states[slot])
@@ -99,7 +100,7 @@ def test_however_a_sequence_is_cut_it_ends_in_the_same_state(cuts, seed):
     got, out, start = states.clone(), [], 0
     for length in cuts:
         rows = gdn.Rows((0, length), (1,), torch.device("cpu"))
-        out.append(gdn.rule_step(*(x[start : start + length] for x in fed), got, rows, provisional=False)[0])
+        out.append(gdn.batched.rule_step(*(x[start : start + length] for x in fed), got, rows, provisional=False)[0])
         start += length
     close(torch.cat(out), expected)
     close(got[1], state)
@@ -110,13 +111,13 @@ def test_half_precision_inputs_are_computed_in_fp32():
     whole = tuple(x.float() for x in fed)
     expected, got = states.clone(), states.clone()
     o, _ = gdn.reference.rule_step(*whole, expected, rows, provisional=False)
-    fast, _ = gdn.rule_step(*fed, got, rows, provisional=False)
+    fast, _ = gdn.batched.rule_step(*fed, got, rows, provisional=False)
     assert fast.dtype is torch.float32
     close(fast, o)
     close(got, expected)
 
 
-@pytest.mark.parametrize("op", [gdn, gdn.reference], ids=["route", "reference"])
+@pytest.mark.parametrize("op", [gdn.batched, gdn.reference], ids=["batched", "reference"])
 @pytest.mark.parametrize("lengths", [(1, 1), (70,), (3, 5)], ids=str)
 def test_an_fp16_state_is_rounded_when_it_is_written_back_and_never_overflows(op, lengths):
     fed, states, rows = inputs(lengths, [2, 3])
@@ -138,7 +139,7 @@ def test_the_decay_reaches_far_without_leaving_the_numbers():
     fed[3].fill_(-80.0)  # e^-80 a token: the state is forgotten at once
     expected, got = states.clone(), states.clone()
     o, _ = gdn.reference.rule_step(*fed, expected, rows, provisional=False)
-    fast, _ = gdn.rule_step(*fed, got, rows, provisional=False)
+    fast, _ = gdn.batched.rule_step(*fed, got, rows, provisional=False)
     assert torch.isfinite(fast).all()
     close(fast, o)
     close(got, expected)
@@ -160,18 +161,18 @@ def test_the_convolution_equals_its_definition_in_place_and_folded(lengths, dtyp
         x, history, weight, rows = conv_inputs(lengths, place, dtype, taps)
         expected, got, folded = history.clone(), history.clone(), history.clone()
         y, _ = gdn.reference.conv_step(x, expected, weight, rows, provisional=False)
-        fast, _ = gdn.conv_step(x, got, weight, rows, provisional=False)
-        later, record = gdn.conv_step(x, folded, weight, rows, provisional=True)
+        fast, _ = gdn.batched.conv_step(x, got, weight, rows, provisional=False)
+        later, record = gdn.batched.conv_step(x, folded, weight, rows, provisional=True)
         tolerance = TOLERANCE if dtype is torch.float32 else 2e-2
         close(fast.float(), y.float(), tolerance)
         assert torch.equal(later, fast)
         assert torch.equal(got, expected)
         assert torch.equal(folded, history)
-        gdn.conv_fold(record, folded, rows, rows.lengths)
+        gdn.batched.conv_fold(record, folded, rows, rows.lengths)
         assert torch.equal(folded, expected)
 
 
-@pytest.mark.parametrize("op", [gdn, gdn.reference], ids=["route", "reference"])
+@pytest.mark.parametrize("op", [gdn.batched, gdn.reference], ids=["batched", "reference"])
 @pytest.mark.parametrize("kept", [[0, 0], [0, 2], [1, 5]])
 def test_the_convolution_keeps_the_rows_before_the_frontier(op, kept):
     x, history, weight, rows = conv_inputs((4, 5), [3, 1], torch.float32, TAPS)
@@ -191,3 +192,49 @@ def test_the_convolution_is_causal_and_its_last_tap_is_the_token_itself():
     assert torch.equal(y[:2], torch.zeros(2, C))
     close(y[2:, 0], torch.nn.functional.silu(torch.tensor([4.0, 3.0, 2.0])))
     assert torch.equal(after, x[2:])
+
+
+def whole(op: Any, lengths: tuple[int, ...], kept: Any = None) -> Any:
+    """Two layers of a step, and the fold of what is ``kept`` where it is provisional."""
+    g = torch.Generator().manual_seed(7)
+    channels = 2 * G * K + H * V
+    _, states, rows = inputs(lengths, [3, 1, 4])
+    layers = [
+        gdn.Layer(
+            key_heads=G, value_heads=H, key_dim=K, value_dim=V, convolution=torch.randn(TAPS, channels, generator=g),
+            a_log=torch.randn(H, generator=g), dt_bias=torch.randn(H, generator=g),
+            norm=1 + torch.randn(V, generator=g) / 10, eps=1e-6,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    parts = gdn.Parts([torch.randn(SLOTS, TAPS - 1, channels, generator=g) for _ in range(2)], [states, -states])
+    # one stack of all projections: what a layer is given are views of it
+    stacks = [torch.randn(sum(lengths), channels + H * V + 2 * H, generator=g) for _ in range(2)]
+    tape = None if kept is None else gdn.Tape.of(2)
+    before = [x.clone() for x in (*parts.histories, *parts.states)]
+    out = [
+        op.step(x[:, : channels + H * V], x[:, channels + H * V :], layers[i], parts, i, rows, tape)
+        for i, x in enumerate(stacks)
+    ]
+    if tape is not None:
+        assert all(map(torch.equal, before, (*parts.histories, *parts.states)))
+        op.fold(tape, parts, rows, kept)
+    return out, [*parts.histories, *parts.states]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kept"),
+    [
+        ((1, 1), None),
+        ((70, 3), None),
+        ((1,), [1]),
+        ((4, 2), [0, 2]),
+        ((3, 3, 3), torch.tensor([3, 0, 1])),
+        ((70, 3), torch.tensor([66, 3])),
+    ],
+    ids=str,
+)
+def test_whole_layers_equal_the_definition(lengths, kept):
+    (got, after), (expected, wanted) = whole(gdn, lengths, kept), whole(gdn.reference, lengths, kept)
+    for one, other in zip((*got, *after), (*expected, *wanted), strict=True):
+        close(one, other, 3e-5)

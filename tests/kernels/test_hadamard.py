@@ -57,3 +57,12 @@ def test_it_is_its_own_inverse():
 def test_other_dimensions_are_refused(dim):
     with pytest.raises(ValueError, match=f"not {dim}"):
         hadamard.rotate(torch.ones(1, dim))
+
+
+@pytest.mark.parametrize(("R", "D"), [(1, 2), (3, 64), (9, 128), (5, 256), (2, 512)], ids=str)
+def test_the_kernel_equals_the_reference_to_the_bit(R, D, device):
+    from ninfer_kernels.hadamard import gpu
+
+    x = torch.randn(R, 2 * D, generator=torch.Generator().manual_seed(D))[:, D:]
+    assert gpu.serves(x)
+    assert torch.equal(gpu.rotate(x.to(device)).cpu(), hadamard.reference.rotate(x))

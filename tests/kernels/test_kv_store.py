@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from ninfer_kernels.paged_attention import store
+from ninfer_kernels import hadamard, kv_int8
+from ninfer_kernels.paged_attention import Stored, store
+
+
+def cast_sides(planes):
+    return [Stored((plane,), lambda planes: planes[0].float(), True, encode=cast_to(plane.dtype)) for plane in planes]
+
+
+def cast_to(dtype):
+    return lambda rows: (rows.to(dtype),)
+
 
 SHAPES = [(1, 3, 64), (1, 1, 16), (5, 2, 48), (64, 3, 64), (65, 3, 64), (7, 4, 128)]
 
@@ -23,8 +33,8 @@ def test_stored_bits_equal_the_reference(T, G, D, dtype, source):
     index = torch.randperm(pages * G * 64, generator=generator)[: T * G]
     planes = [torch.randn(pages, G, 64, D, generator=generator).to(dtype) for _ in range(2)]
     wanted = [plane.clone() for plane in planes]
-    store.store(k, v, *planes, index)
-    store.reference(k, v, *wanted, index)
+    store.store(k, v, *cast_sides(planes), index)
+    store.reference(k, v, *cast_sides(wanted), index)
     bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
     for got, want in zip(planes, wanted, strict=True):
         # torch's own casts give a NaN different bits, scalar or vectorised
@@ -34,3 +44,72 @@ def test_stored_bits_equal_the_reference(T, G, D, dtype, source):
 
 def test_the_compiled_route_is_there():
     assert set(store._compiled()) == {torch.bfloat16, torch.float32}
+
+
+def int8_side(pages, G, D, rotates, device):
+    from ninfer_kernels.kv_int8 import kernel
+
+    planes = (torch.zeros(pages, G, 64, D, dtype=torch.int8), torch.zeros(pages, G, 64, D // 64, dtype=torch.float16))
+
+    def encode(rows):
+        rounded = rows.to(torch.bfloat16)
+        return kv_int8.encode(hadamard.reference.rotate(rounded) if rotates else rounded)
+
+    device_encode = kernel.encode_rotated if rotates else kernel.encode
+    moved = tuple(plane.to(device) for plane in planes)
+    return Stored(moved, lambda planes: kv_int8.decode(*planes), encode=encode, device_encode=lambda: device_encode)
+
+
+def rows_of(T, G, D, dtype):
+    """Views of a stacked projection, with values that are hard to store."""
+    generator = torch.Generator().manual_seed(T * D)
+    stacked = torch.randn(T, 3 * G, D, generator=generator) * 10.0 ** torch.randint(-6, 4, (T, 3 * G, 1))
+    stacked[0, 0] = 0
+    stacked[-1, G - 1, : D // 2] = 1e-7
+    # the interpreter cuts bf16 off where a GPU rounds: values that are bf16 already are the same to both
+    stacked = stacked.bfloat16().to(dtype)
+    return stacked[:, :G], stacked[:, 2 * G :]
+
+
+@pytest.mark.parametrize(("T", "G", "D"), [(1, 1, 64), (5, 2, 128), (7, 3, 256)], ids=str)
+def test_the_kernel_stores_the_bytes_of_the_codec(T, G, D, device):
+    from ninfer_kernels.paged_attention import gpu_store
+
+    k, v = rows_of(T, G, D, torch.float32)
+    index = torch.randperm(3 * G * 64, generator=torch.Generator().manual_seed(D))[: T * G]
+    got, want = ([int8_side(3, G, D, rotates, where) for rotates in (True, False)] for where in (device, "cpu"))
+    assert gpu_store.serves(k, v, *got)
+    gpu_store.store(k.to(device), v.to(device), *got, index.to(device))
+    store.reference(k, v, *want, index)
+    for mine, theirs in zip(got, want, strict=True):
+        for a, b in zip(mine.planes, theirs.planes, strict=True):
+            assert torch.equal(a.cpu(), b)
+
+
+@pytest.mark.parametrize(("T", "G", "D"), [(1, 2, 16), (9, 2, 128), (3, 1, 256)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_the_kernel_casts_as_the_reference_does(T, G, D, dtype, device):
+    from ninfer_kernels.paged_attention import gpu_store
+
+    k, v = rows_of(T, G, D, torch.float32)
+    index = torch.randperm(2 * G * 64, generator=torch.Generator().manual_seed(D))[: T * G]
+    got, want = ([torch.zeros(2, G, 64, D, dtype=dtype, device=where) for _ in range(2)] for where in (device, "cpu"))
+    gpu_store.store(k.to(device), v.to(device), *cast_sides(got), index.to(device))
+    store.reference(k, v, *cast_sides(want), index)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a.cpu(), b)
+
+
+def test_a_nan_shows_after_decoding(device):
+    from ninfer_kernels.paged_attention import gpu_store
+
+    k, v = rows_of(2, 1, 128, torch.float32)
+    v = v.clone()
+    v[0, 0, 3], v[1, 0, 70] = float("nan"), float("inf")
+    got, want = ([int8_side(1, 1, 128, False, where) for _ in range(2)] for where in (device, "cpu"))
+    index = torch.arange(2)
+    gpu_store.store(k.to(device), v.to(device), *got, index.to(device))
+    store.reference(k, v, *want, index)
+    decoded, expected = (kv_int8.decode(*(p[0, 0].cpu() for p in side[1].planes))[:2] for side in (got, want))
+    assert torch.equal(decoded.isnan(), expected.isnan())
+    assert torch.equal(decoded[~expected.isnan()], expected[~expected.isnan()])

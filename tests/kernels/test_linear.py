@@ -33,6 +33,26 @@ def test_the_kernel_equals_the_reference(dtype, T, N, K, device):
     torch.testing.assert_close(result.cpu().float(), reference.linear(x.float(), weight), rtol=0, atol=TOLERANCE[dtype])
 
 
+ORDERS = [(1, 64, 128, 4, 3), (4, 16, 64, 4, 3), (8, 32, 64, 8, 2)]
+
+
+@pytest.mark.parametrize(("GROUPS", "BN", "BK", "warps", "stages"), ORDERS, ids=str)
+@pytest.mark.parametrize(("T", "N", "K"), [(1, 70, 300), (8, 129, 1000), (9, 33, 512), (16, 16, 24)], ids=str)
+def test_every_kind_of_blocks_equals_the_reference_and_keeps_a_rows_bits(
+    T, N, K, GROUPS, BN, BK, warps, stages, device
+):
+    from ninfer_kernels.linear import gpu
+
+    blocks = {"GROUPS": GROUPS, "BN": BN, "BK": BK, "num_warps": warps, "num_stages": stages}
+    for dtype in dtypes():
+        x, weight = operands(T, N, K, dtype)
+        result = gpu.launch(x.to(device), weight.to(device), blocks)
+        alone = gpu.launch(x[T - 1 :].to(device), weight.to(device), blocks)
+        assert torch.equal(result[T - 1 :], alone)
+        exact = reference.linear(x.float(), weight)
+        torch.testing.assert_close(result.cpu().float(), exact, rtol=0, atol=TOLERANCE[dtype])
+
+
 def test_rows_of_a_wider_tensor_are_read_in_place(device):
     from ninfer_kernels.linear import gpu
 

@@ -51,8 +51,8 @@ def test_draws_equal_the_reference(vocab, device):
 def test_many_seeds_and_positions_draw_alike(device):
     from ninfer_kernels.sampling import gpu
 
-    rows = [settings(seed=seed * 7919, position=seed, top_p=0.95, temperature=1.1) for seed in range(64)]
-    logits = logits_of(1, 500, scale=1.0).expand(64, -1).contiguous()
+    rows = [settings(seed=seed * 7919, position=seed, top_p=0.95, temperature=1.1) for seed in range(32)]
+    logits = logits_of(1, 500, scale=1.0).expand(32, -1).contiguous()
     drawn = gpu.draw(logits.to(device), rows).tokens.cpu().tolist()
     assert drawn == [reference_draw(logits[i], row) for i, row in enumerate(rows)]
     assert len(set(drawn)) > 5
@@ -104,3 +104,62 @@ def test_half_floats_and_a_wider_matrix_are_read_in_place(device):
     rows = [settings(), settings(temperature=0.0)]
     drawn = gpu.draw(wide.to(device)[:, :600], rows).tokens.tolist()
     assert drawn == [reference_draw(wide[i, :600].float(), row) for i, row in enumerate(rows)]
+
+
+def penalized(logits, ids, counts, row, ahead):
+    """The definition's bits (speculation.md §3.1, step 2): a product and two sums, each rounded to fp32."""
+    out = logits.float().clone()
+    said = counts.float().clone()
+    for token in ids[1 : ahead + 1]:
+        said[token] += 1
+    penalty = torch.tensor(row.presence) + torch.tensor(row.frequency) * said
+    return torch.where(said > 0, out - penalty, out)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 1), (2, 4)], ids=["B1-W1", "B3-W1", "B2-W4"])
+def test_penalties_are_those_of_the_definition_to_the_bit(rows, width, device):
+    """vllm-53488: each row by its own lane's counts, each column by the drafts before it."""
+    from ninfer_kernels.sampling import OUT, draws_in, gpu, packed
+
+    vocab, lanes = 300, 5
+    generator = torch.Generator().manual_seed(rows * width)
+    own = [
+        settings(presence=(0.3, -0.7, 0.0)[i % 3], frequency=(0.1, 0.0, 0.7)[i % 3], seed=i, temperature=0.9)
+        for i in range(rows)
+    ]
+    logits = torch.randn(rows * width, vocab, generator=generator)
+    counts = torch.randint(0, 4, (lanes, vocab), generator=generator, dtype=torch.int32)
+    ids = torch.randint(0, vocab, (rows, width), generator=generator)
+    ids[:, 1:] = logits.view(rows, width, vocab)[:, 0].topk(width).indices[:, 1:]  # drafts that matter
+    of_row = torch.tensor([4, 1, 3][:rows])
+    positions = torch.arange(rows * width) + 7
+    numbers = torch.tensor([packed(row) for row in own])
+    out = draws_in(torch.zeros(rows * width * OUT, dtype=torch.int32, device=device))
+    counted = gpu.Counted(counts.to(device), of_row.to(device), ids.flatten().to(device))
+    gpu.draw_into(
+        out, logits.to(device), numbers.to(device), positions.to(device), width=width, shift=1, counted=counted
+    )
+    by_hand = torch.stack(
+        [
+            penalized(logits[b * width + i], ids[b].tolist(), counts[of_row[b]], own[b], i)
+            for b in range(rows)
+            for i in range(width)
+        ]
+    )
+    alone = [own[at // width]._replace(position=int(positions[at]) + 1) for at in range(rows * width)]
+    expected = gpu.draw(by_hand.to(device), alone)
+    assert out.tokens.tolist() == expected.tokens.tolist()
+    assert torch.equal(out.ids, expected.ids)
+    assert torch.equal(out.logprobs, expected.logprobs)
+
+
+def test_what_a_row_has_said_is_counted_once_for_each_time(device):
+    from ninfer_kernels.sampling import gpu
+
+    counts = torch.ones(3, 50, dtype=torch.int32, device=device)
+    said = torch.tensor([[7, 7, 9, -1, -1], [-1] * 5, [49, 0, 49, 49, 7]], device=device)
+    gpu.count(counts, torch.tensor([2, 1, 0], device=device), said)
+    expected = torch.ones(3, 50, dtype=torch.int32)
+    expected[2, 7], expected[2, 9] = 3, 2
+    expected[0, 49], expected[0, 0], expected[0, 7] = 4, 2, 2
+    assert torch.equal(counts.cpu(), expected)

@@ -6,6 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ninfer_kernels import pdl
+
 from .kernel import sigmoid_gate_kernel, swiglu_kernel
 
 BLOCK = 1024  # elements of a program
@@ -21,7 +23,9 @@ def swiglu(gate_up_T2N: Tensor) -> Tensor:
     T, N = gate_up_T2N.shape[0], gate_up_T2N.shape[1] // 2
     y = torch.empty(T, N, dtype=gate_up_T2N.dtype, device=gate_up_T2N.device)
     BN = min(BLOCK, max(16, triton.next_power_of_2(N)))
-    swiglu_kernel[(T, triton.cdiv(N, BN))](gate_up_T2N, y, gate_up_T2N.stride(0), N, BN=BN, num_warps=4)
+    swiglu_kernel[(T, triton.cdiv(N, BN))](
+        gate_up_T2N, y, gate_up_T2N.stride(0), N, BN=BN, num_warps=4, **pdl.options(y)
+    )
     return y
 
 
@@ -33,6 +37,6 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     BD = min(BLOCK, max(16, triton.next_power_of_2(D)))
     sigmoid_gate_kernel[(T, H, triton.cdiv(D, BD))](
         x, spread, y, x.stride(0), x.stride(-2), spread.stride(0), spread.stride(-2), spread.stride(-1),
-        H=H, D=D, BD=BD, num_warps=max(1, BD // 256),
+        H=H, D=D, BD=BD, num_warps=max(1, BD // 256), **pdl.options(y),
     )  # fmt: skip
     return y

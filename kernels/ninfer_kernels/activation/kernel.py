@@ -3,10 +3,13 @@
 import triton
 import triton.language as tl
 
+from ninfer_kernels.pdl import begin
+
 
 @triton.jit
-def swiglu_kernel(gate_up, y, stride, N, BN: tl.constexpr):
+def swiglu_kernel(gate_up, y, stride, N, BN: tl.constexpr, PDL: tl.constexpr):
     """y = g * sigmoid(g) * u. gate_up: [T, 2N], rows ``stride`` apart; y: [T, N]. BN elements of one row."""
+    begin(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BN + tl.arange(0, BN)
     m_n = o_n < N
@@ -18,9 +21,21 @@ def swiglu_kernel(gate_up, y, stride, N, BN: tl.constexpr):
 
 @triton.jit
 def sigmoid_gate_kernel(
-    x, gate, y, stride_t, stride_h, gate_t, gate_h, gate_d, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
+    x,
+    gate,
+    y,
+    stride_t,
+    stride_h,
+    gate_t,
+    gate_h,
+    gate_d,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """y = x * sigmoid(gate), BD elements of one head. x, y: [T, H, D]; gate likewise, any stride of it may be 0."""
+    begin(PDL)
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_d = tl.program_id(2) * BD + tl.arange(0, BD)
     m_d = o_d < D

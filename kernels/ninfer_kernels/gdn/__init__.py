@@ -1,11 +1,12 @@
 """Gated DeltaNet: a causal convolution and the gated delta rule over the rows of a step, each with a state of its own.
 
-A step either advances the states where they lie or leaves them alone and returns a record, from which ``*_fold``
-advances them over the tokens that were kept.
+A step either advances the states where they lie, or leaves them alone and keeps on a tape what ``fold`` needs to
+advance them over the tokens that were kept.
 """
 
-from . import reference
-from .routes import conv_fold, conv_step, gates, rule_fold, rule_step
+from . import batched, reference
+from .layer import Layer, Parts, Tape
+from .routes import fold, step
 from .rows import OnDevice, Rows
 
-__all__ = ["OnDevice", "Rows", "conv_fold", "conv_step", "gates", "reference", "rule_fold", "rule_step"]
+__all__ = ["Layer", "OnDevice", "Parts", "Rows", "Tape", "batched", "fold", "reference", "step"]

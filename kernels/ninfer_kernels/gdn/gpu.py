@@ -1,113 +1,121 @@
-"""The launches of the Triton route, for steps whose rows are short. Signatures and results are the reference's."""
+"""The launches of the Triton route. Signatures and results are the reference's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from .kernel import conv_kernel, gates_kernel, rule_kernel
+from ninfer_kernels import pdl
+
+from . import gpu_chunks
+from .kernel import fold_kernel, step_kernel, tokens_kernel
+from .layer import Layer, Parts, Tape
 from .rows import Rows
 
-FEW = 64  # tokens of a row; longer rows are the business of the chunked form
-CHANNELS = 256  # of a convolution's program
-GATES = 256  # of a program
-STATE_ROWS = 32  # of a rule's program
+FEW = 64  # tokens of a row that are walked one by one where a tape is kept
+SHORT = 8  # and where none is: beyond them chunks are faster
+WIDEST = 256  # dimension of a key or a value
+STEP_ELEMENTS, FOLD_ELEMENTS = 4096, 2048  # of a state, in a warp
+SEVERAL = 3  # tokens of a row from which on what needs no state is made for all of them at once
+STAGES = 3  # tokens on their way or walked over, where they are
 
 
-def serves(rows: Rows, part: Tensor) -> bool:
-    """Whether the kernels take such rows with such states: any histories [slots, J - 1, C]; matrices [slots, H, V, K]
-    of a key dimension that is a power of two."""
-    K = part.shape[-1] if part.dim() == 4 else 16
-    return 0 < rows.width <= FEW and K & (K - 1) == 0
+def serves(mixed: Tensor, ab: Tensor, layer: Layer, rows: Rows, tape: Tape | None) -> bool:
+    """Whether the kernels take it: heads of a size that registers hold, and no tape where rows are long."""
+    if mixed.stride(1) != 1 or ab.stride(1) != 1 or not mixed.shape[0]:
+        return False
+    if tape is None and rows.width > SHORT:
+        return gpu_chunks.serves(layer)
+    return rows.width <= FEW and layer.key_dim <= WIDEST and layer.value_dim <= WIDEST
 
 
-def conv_step(
-    x_TC: Tensor, part: Tensor, weight_JC: Tensor, rows: Rows, *, provisional: bool
-) -> tuple[Tensor, Tensor | None]:
-    """``reference.conv_step``."""
-    y = torch.empty(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device)
-    _conv(x_TC, part, weight_JC, y, rows, rows.on_device.widths, advance=not provisional)
-    return y, x_TC if provisional else None
+class Shared(NamedTuple):
+    """The records of all layers, [layers, T, ...]: what the convolution read, keys of unit length, values, log decay
+    and strength."""
+
+    x: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Tensor
+    layer: Layer  # any: only its geometry counts
 
 
-def conv_fold(record: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
-    """``reference.conv_fold``."""
-    _conv(record, part, None, None, rows, rows.counts(kept), advance=True)
+def step(
+    mixed: Tensor, ab: Tensor, layer: Layer, parts: Parts, at: int, rows: Rows, tape: Tape | None = None
+) -> Tensor:
+    """``reference.step``; in place a provisional step and the fold of all it saw, or chunks where rows are long."""
+    if tape is not None:
+        return _step(mixed, ab, layer, parts, at, rows, tape, at)
+    if rows.width > SHORT:
+        return gpu_chunks.step(mixed, ab, layer, parts, at, rows)
+    own = Tape.of(1)
+    y = _step(mixed, ab, layer, parts, at, rows, own, 0)
+    _fold(own, parts, at, 1, rows, rows.on_device.widths)
+    return y
 
 
-def _conv(
-    x_TC: Tensor,
-    part: Tensor,
-    weight_JC: Tensor | None,
-    y: Tensor | None,
-    rows: Rows,
-    widths: Tensor,
-    *,
-    advance: bool,
-) -> None:
-    """Without weights and outputs the histories move and no more."""
-    x = x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
-    taps, C = part.shape[1] + 1, part.shape[2]
-    grid = (triton.cdiv(C, CHANNELS), len(rows.slots))
-    on = rows.on_device
-    conv_kernel[grid](
-        x, part, x if weight_JC is None else weight_JC, x if y is None else y,
-        on.firsts, widths, on.slots, C, x.stride(0),
-        TAPS=taps, BC=CHANNELS, OUTPUT=y is not None, ADVANCE=advance, num_warps=4,
+def _step(mixed: Tensor, ab: Tensor, layer: Layer, parts: Parts, at: int, rows: Rows, tape: Tape, place: int) -> Tensor:
+    """Layer ``at``, which leaves record ``place`` of the tape."""
+    T, H = mixed.shape[0], layer.value_heads
+    if tape.shared is None:
+        tape.shared = _room(mixed, layer, len(tape.records))
+    history, state, on = parts.histories[at], parts.states[at], rows.on_device
+    record = tape.records[place] = tuple(x[place] for x in tape.shared[:4])
+    y = torch.empty(T, layer.value_width, dtype=mixed.dtype, device=mixed.device)
+    # one number of warps for rounds of all widths: the sums of a token have one order
+    options = {**_geometry(layer, STEP_ELEMENTS), **pdl.options(mixed)}
+    several, q = rows.width >= SEVERAL, None
+    if several:
+        q = record[1].new_empty(T, layer.key_width)
+        tokens_kernel[(H, rows.width, len(rows.slots))](
+            mixed, ab, layer.convolution, layer.a_log, layer.dt_bias, history, q, *record,
+            on.firsts, on.widths, on.slots, mixed.stride(0), ab.stride(0), **options,
+        )  # fmt: skip
+    step_kernel[(H, len(rows.slots))](
+        mixed, ab, layer.convolution, layer.a_log, layer.dt_bias, layer.norm, history, state, y, q, *record,
+        on.firsts, on.widths, on.slots, mixed.stride(0), ab.stride(0), layer.eps,
+        SEVERAL=several, STAGES=STAGES if several else 1, **options,
     )  # fmt: skip
+    return y
 
 
-def gates(a_TH: Tensor, b_TH: Tensor, a_log_H: Tensor, dt_bias_H: Tensor) -> tuple[Tensor, Tensor]:
-    """``reference.gates``; heads of a token contiguous."""
-    T, H = a_TH.shape
-    g, beta = (torch.empty(T, H, dtype=torch.float32, device=a_TH.device) for _ in range(2))
-    gates_kernel[(triton.cdiv(T * H, GATES),)](
-        a_TH, b_TH, a_log_H, dt_bias_H, g, beta, T * H, a_TH.stride(0), b_TH.stride(0), H=H, BLOCK=GATES, num_warps=4
+def _room(mixed: Tensor, layer: Layer, layers: int) -> Shared:
+    T = mixed.shape[0]
+    x, v = (mixed.new_empty(layers, T, width) for width in (layer.channels, layer.value_width))
+    k, gates = (
+        mixed.new_empty(layers, T, width, dtype=torch.float32) for width in (layer.key_width, 2 * layer.value_heads)
     )
-    return g, beta
+    return Shared(x, k, v, gates, layer)
 
 
-def rule_step(
-    q_TGK: Tensor,
-    k_TGK: Tensor,
-    v_THV: Tensor,
-    g_TH: Tensor,
-    beta_TH: Tensor,
-    part: Tensor,
-    rows: Rows,
-    *,
-    provisional: bool,
-) -> tuple[Tensor, Any]:
-    """``reference.rule_step``."""
-    record = (*(_rows_contiguous(x) for x in (q_TGK, k_TGK, v_THV)), g_TH.contiguous(), beta_TH.contiguous())
-    o = torch.empty(v_THV.shape, dtype=torch.float32, device=v_THV.device)
-    _rule(record, part, o, rows, rows.on_device.widths, output=True, advance=not provisional)
-    return o, record if provisional else None
+def fold(tape: Tape, parts: Parts, rows: Rows, kept: Sequence[int] | Tensor) -> None:
+    """``reference.fold``, all layers in one launch."""
+    _fold(tape, parts, 0, len(parts), rows, rows.counts(kept))
 
 
-def rule_fold(record: Any, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
-    """``reference.rule_fold``."""
-    _rule(record, part, record[0], rows, rows.counts(kept), output=False, advance=True)
-
-
-def _rule(
-    record: tuple[Tensor, ...], part: Tensor, o: Tensor, rows: Rows, widths: Tensor, *, output: bool, advance: bool
-) -> None:
-    q, k, v, g, beta = record
-    (G, K), (H, V) = k.shape[1:], v.shape[1:]
-    block = min(STATE_ROWS, triton.next_power_of_2(V))
-    rule_kernel[(H * triton.cdiv(V, block), len(rows.slots))](
-        q, k, v, g, beta, part, o,
-        rows.on_device.firsts, widths, rows.on_device.slots, q.stride(0), k.stride(0), v.stride(0),
-        G=G, H=H, K=K, V=V, BV=block, OUTPUT=output, ADVANCE=advance, num_warps=4,
+def _fold(tape: Tape, parts: Parts, first: int, layers: int, rows: Rows, counts: Tensor) -> None:
+    x, k, v, gates, layer = tape.shared
+    on = rows.on_device
+    fold_kernel[(layer.value_heads, len(rows.slots), layers)](
+        parts.addresses[:, first], parts.histories[first], parts.states[first], x, k, v, gates,
+        on.firsts, counts, on.slots, x.shape[1], parts.addresses.stride(0),
+        **_geometry(layer, FOLD_ELEMENTS), **pdl.options(x),
     )  # fmt: skip
 
 
-def _rows_contiguous(x: Tensor) -> Tensor:
-    """A view of a stacked projection is read in place when each token's part is contiguous."""
-    inner = x[0] if x.shape[0] else x
-    return x if inner.is_contiguous() else x.contiguous()
+def _geometry(layer: Layer, elements: int) -> dict[str, Any]:
+    """A program holds the whole state of a head, a warp so many elements of it."""
+    BD = triton.next_power_of_2(max(layer.key_dim, layer.value_dim))
+    return {
+        "G": layer.key_heads,
+        "H": layer.value_heads,
+        "K": layer.key_dim,
+        "V": layer.value_dim,
+        "BD": BD,
+        "TAPS": layer.convolution.shape[0],
+        "num_warps": min(max(BD * BD // elements, 1), 16),
+    }

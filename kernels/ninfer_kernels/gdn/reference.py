@@ -6,13 +6,17 @@ fp32: value row by key column, so that a product with a key reads contiguous mem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from ninfer_kernels.norm import reference as norm
+
+from .layer import Layer, Parts, Tape
 from .rows import Rows
 
 UNIT_EPS = 1e-6
@@ -127,3 +131,61 @@ def rule_fold(record: Any, part: Tensor, rows: Rows, kept: Sequence[int]) -> Non
             start = rows.starts[b]
             _, after = delta_rule(*(x[start : start + kept[b]] for x in record), part[slot])
             part[slot] = stored(after, part.dtype)
+
+
+# whole layers
+
+
+def step(
+    mixed: Tensor, ab: Tensor, layer: Layer, parts: Parts, at: int, rows: Rows, tape: Tape | None = None
+) -> Tensor:
+    """What layer ``at`` of ``parts`` says of a step, [T, H * V]: convolution, delta rule, then the norm of each head's
+    output, gated by z.
+
+    mixed: [T, C + H * V], the channels of q, k and v, then z; ab: [T, 2 * H], the inputs of decay and strength. With a
+    ``tape`` the states stay as they are and the tape keeps what ``fold`` needs.
+    """
+    return composed(sys.modules[__name__], norm.gated_rms_norm, mixed, ab, layer, parts, at, rows, tape)
+
+
+def fold(tape: Tape, parts: Parts, rows: Rows, kept: Sequence[int] | Tensor) -> None:
+    """Advance the states of all layers over the first ``kept[b]`` tokens of each row."""
+    fold_each(sys.modules[__name__], tape, parts, rows, kept)
+
+
+def composed(
+    ops: Any,
+    gated_rms_norm: Callable[..., Tensor],
+    mixed: Tensor,
+    ab: Tensor,
+    layer: Layer,
+    parts: Parts,
+    at: int,
+    rows: Rows,
+    tape: Tape | None,
+) -> Tensor:
+    """``step`` made of the operations of ``ops``, this module or one that offers the same."""
+    provisional, H, G, K = tape is not None, layer.value_heads, layer.key_heads, layer.key_dim
+    qkv, z = mixed.split((layer.channels, layer.value_width), dim=-1)
+    y, conv_record = ops.conv_step(qkv, parts.histories[at], layer.convolution, rows, provisional=provisional)
+    q, k, v = y.split((layer.key_width, layer.key_width, layer.value_width), dim=-1)
+    o, record = ops.rule_step(
+        q.unflatten(-1, (G, K)),
+        k.unflatten(-1, (G, K)),
+        v.unflatten(-1, (H, layer.value_dim)),
+        *gates(*ab.split(H, dim=-1), layer.a_log, layer.dt_bias),
+        parts.states[at],
+        rows,
+        provisional=provisional,
+    )
+    if tape is not None:
+        tape.records[at] = (conv_record, record)
+    return gated_rms_norm(o, z.unflatten(-1, (H, layer.value_dim)), layer.norm, layer.eps).flatten(1)
+
+
+def fold_each(ops: Any, tape: Tape, parts: Parts, rows: Rows, kept: Sequence[int] | Tensor) -> None:
+    """``fold`` made of the operations of ``ops``."""
+    counts = kept.tolist() if isinstance(kept, Tensor) else kept
+    for (conv_record, record), history, state in zip(tape.records, parts.histories, parts.states, strict=True):
+        ops.conv_fold(conv_record, history, rows, counts)
+        ops.rule_fold(record, state, rows, counts)

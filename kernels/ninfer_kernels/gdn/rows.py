@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+CHUNK = 64
+
 
 class OnDevice(NamedTuple):
     """The rows as a kernel reads them, [B] int64 each: row ``b`` has tokens ``firsts[b]`` to ``firsts[b] + widths[b] -
@@ -18,6 +20,16 @@ class OnDevice(NamedTuple):
     firsts: Tensor
     widths: Tensor
     slots: Tensor
+
+
+class Chunks(NamedTuple):
+    """The rows in pieces of ``CHUNK`` tokens, int64 each: piece ``n`` is ``counts[n]`` tokens of row ``rows[n]`` from
+    ``firsts[n]`` on; [B] ``row_firsts``: the first piece of each row."""
+
+    firsts: Tensor
+    counts: Tensor
+    rows: Tensor
+    row_firsts: Tensor
 
 
 class Rows:
@@ -86,6 +98,19 @@ class Rows:
             return self.uploaded
         numbers = torch.tensor([*self.starts[:-1], *self.lengths, *self.slots], dtype=torch.int64, device=self.device)
         return OnDevice(*numbers.split(len(self.slots)))
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """The pieces of a step that nobody recorded, uploaded at most once."""
+        pieces = [
+            (start + done, min(CHUNK, length - done), b)
+            for b, (start, length) in enumerate(zip(self.starts, self.lengths, strict=False))
+            for done in range(0, length, CHUNK)
+        ]
+        firsts, counts, rows = zip(*pieces, strict=True)
+        numbers = [*firsts, *counts, *rows, *(rows.index(b) for b in range(len(self.slots)))]
+        uploaded = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        return Chunks(*uploaded.split([len(pieces)] * 3 + [len(self.slots)]))
 
     def counts(self, kept: Sequence[int] | Tensor) -> Tensor:
         """``kept`` as [B] int64 on the device; one upload serves every layer."""

@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, float32
 
+from ninfer_kernels.device import gpu_route
+
 from . import reference
 
 
 def rotate(x: Tensor) -> Tensor:
     """``reference.rotate``, to the bit; x: [..., D] any float -> [..., D] fp32."""
+    gpu = gpu_route(x, __package__)
+    if gpu is not None and gpu.serves(x):
+        return gpu.rotate(x)  # type: ignore[no-any-return]
     compiled = _compiled() if x.device.type == "cpu" else None
     if compiled is None or not reference.is_supported(x.shape[-1]):
         return reference.rotate(x)

@@ -1,27 +1,97 @@
-"""The launch of the Triton route. The block sizes are the fastest of a search on one H200 (docs/performance.md)."""
+"""The launch of the Triton route, and its block sizes (docs/performance.md)."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 import triton
 from torch import Tensor
 
+from ninfer_kernels import pdl
+from ninfer_kernels.tuning import Blocks, Facts, Shape, Tunable, stages_that_fit
+
 from .kernel import few_rows_kernel
 
-FEW_ROWS = 16  # the narrowest tile the tensor cores take; beyond it the vendor's library is as fast
+FEW_ROWS = 16  # the narrowest tile of every tensor core; beyond it the vendor's library is as fast
+NARROW = 8  # rows of a tile where warps share out the inputs
+SEARCHED_OUTPUTS = 1 << 16  # of a taller matrix a search multiplies this many rows
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``reference.linear`` for 1 to FEW_ROWS rows. x: [T, K], its rows contiguous; weight: [N, K] contiguous."""
+    """``reference.linear`` for 1 to FEW_ROWS rows. x: [T, K], its rows contiguous; weight: [N, K] contiguous.
+
+    A row's sums have one order whatever the number of rows: blocks depend on the matrix alone.
+    """
+    return launch(x, weight, FEW_ROWS_BLOCKS.blocks(x.device, N=weight.shape[0], K=weight.shape[1]))
+
+
+def launch(x: Tensor, weight: Tensor, blocks: Blocks) -> Tensor:
+    """``blocks``: BN outputs and GROUPS times BK inputs of a program, its warps, and the loads it keeps in flight."""
     (T, K), N = x.shape, weight.shape[0]
     out = torch.empty(T, N, dtype=x.dtype, device=x.device)
-    BN, BK, stages = few_rows_blocks(N)
-    few_rows_kernel[(triton.cdiv(N, BN),)](
-        x, weight, out, T, N, K, x.stride(0), BT=FEW_ROWS, BN=BN, BK=BK, num_warps=4, num_stages=stages
-    )
+    BT = NARROW if blocks["GROUPS"] > 1 and T <= NARROW else FEW_ROWS
+    grid = (triton.cdiv(N, blocks["BN"]),)
+    few_rows_kernel[grid](x, weight, out, T, N, K, x.stride(0), BT=BT, **blocks, **pdl.options(x))
     return out
 
 
-def few_rows_blocks(N: int) -> tuple[int, int, int]:
-    """Outputs and inputs of a program, and the loads it keeps in flight."""
-    return (64, 128, 4) if 8192 <= N < 32768 else (64, 128, 6)
+def few_rows_default(shape: Shape, facts: Facts) -> Blocks:
+    """As many loads in flight as shared memory holds."""
+    return _blocks(1, 64, 128, 4, 6, facts)
+
+
+def few_rows_h200(shape: Shape, facts: Facts) -> Blocks:
+    """The fastest of a search at the shapes of Qwen3.5 (docs/performance.md)."""
+    N, K = shape["N"], shape["K"]
+    if N <= 2048 and K <= 4096:
+        return _blocks(8, 32, 64, 8, 4, facts)
+    if N < 8192:
+        return _blocks(4, 16, 64, 4, 6 if K < 8192 else 4, facts)
+    if N < 10240:
+        return _blocks(4, 16, 128, 4, 3, facts)
+    if N < 20480 or N >= 1 << 17:
+        return _blocks(1, 64, 128, 4, 4, facts) if K > 2048 or N >= 1 << 17 else _blocks(1, 64, 64, 4, 6, facts)
+    return _blocks(4, 32, 128, 4, 3, facts) if K > 4096 else _blocks(1, 64, 64, 4, 6, facts)
+
+
+def few_rows_candidates(shape: Shape, facts: Facts) -> Iterator[Blocks]:
+    for GROUPS, BN, BK, warps, stages in (
+        *((1, 64, 128, 4, stages) for stages in (4, 6)),
+        *((1, 64, 64, 4, stages) for stages in (6, 8)),
+        *((4, 16, 64, 4, stages) for stages in (3, 4, 6)),
+        *((4, 16, 128, 4, stages) for stages in (3, 4)),
+        *((4, 32, 128, 4, stages) for stages in (2, 3)),
+        *((8, 32, 64, 8, stages) for stages in (3, 4)),
+        (8, 16, 128, 8, 3),
+        (4, 64, 64, 4, 4),
+        (1, 128, 128, 8, 3),
+    ):
+        if stages * stage_bytes(GROUPS, BN, BK) <= facts.shared_bytes:
+            yield _blocks(GROUPS, BN, BK, warps, stages, facts)
+
+
+def _blocks(GROUPS: int, BN: int, BK: int, warps: int, stages: int, facts: Facts) -> Blocks:
+    stages = stages_that_fit(stages, stage_bytes(GROUPS, BN, BK), 0, facts)
+    return {"GROUPS": GROUPS, "BN": BN, "BK": BK, "num_warps": warps, "num_stages": stages}
+
+
+def stage_bytes(GROUPS: int, BN: int, BK: int) -> int:
+    """Shared memory of one load in flight: BN rows of the matrix and all of x, columns of two bytes."""
+    return (BN + FEW_ROWS) * GROUPS * BK * 2
+
+
+def few_rows_inputs(shape: Shape, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    N, K = min(shape["N"], SEARCHED_OUTPUTS), shape["K"]
+    x, weight = (torch.empty(rows, K, device=device, dtype=torch.bfloat16) for rows in (8, N))
+    return x.normal_(generator=generator), weight.normal_(0, K**-0.5, generator=generator)
+
+
+FEW_ROWS_BLOCKS = Tunable(
+    name="linear.few_rows",
+    default=few_rows_default,
+    candidates=few_rows_candidates,
+    inputs=few_rows_inputs,
+    run=lambda inputs, blocks: launch(*inputs, blocks),
+    built_in={"NVIDIA H200": few_rows_h200},
+)

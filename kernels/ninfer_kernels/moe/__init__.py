@@ -1,6 +1,7 @@
 """Mixture of experts: which experts a token goes to, and the sum of what they say."""
 
 from . import reference
-from .routes import mix, mix_stacked, route
+from .layer import Experts
+from .routes import mix, route, sparse
 
-__all__ = ["mix", "mix_stacked", "reference", "route"]
+__all__ = ["Experts", "mix", "reference", "route", "sparse"]

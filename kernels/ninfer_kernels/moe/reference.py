@@ -10,6 +10,8 @@ from torch import Tensor
 from ninfer_kernels.activation.reference import swiglu
 from ninfer_kernels.linear.reference import linear
 
+from .layer import Experts
+
 Expert = Callable[[Tensor], Tensor]  # [R, N] -> [R, N]
 
 
@@ -34,10 +36,14 @@ def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Exper
     return out
 
 
-def mix_stacked(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """``mix`` of experts ``down(swiglu(gate_up(x)))``, each product rounded to x's dtype.
+def sparse(x_TN: Tensor, experts: Experts, k: int) -> Tensor:
+    """The chosen experts ``down(swiglu(gate_up(x)))`` by their shares, and the shared one by the sigmoid of its score.
 
-    gate_up: [E, 2I, N], the gate's rows first; down: [E, N, I].
+    Scores in fp32, each product of an expert rounded to x's dtype, their sum in fp32 and rounded once.
     """
-    experts = [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in zip(gate_up, down, strict=True)]
-    return mix(x_TN, shares_Tk, ids_Tk, experts)
+    scores = x_TN.float() @ experts.scores.t()
+    shares, ids = route(scores[:, :-1], k)
+    pairs = zip(experts.gate_up, experts.down, strict=True)
+    routed = mix(x_TN, shares, ids, [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in pairs])
+    shared = linear(swiglu(linear(x_TN, experts.shared_gate_up)), experts.shared_down)
+    return (routed + torch.sigmoid(scores[:, -1:]) * shared.float()).to(x_TN.dtype)

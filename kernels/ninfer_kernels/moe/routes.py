@@ -14,24 +14,27 @@ from ninfer_kernels.device import gpu_route
 from ninfer_kernels.linear import linear
 
 from . import reference
+from .layer import Experts
 from .reference import Expert
 
 
 def route(logits_TE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """``reference.route``."""
-    gpu = gpu_route(logits_TE, __package__)
-    if gpu is not None and logits_TE.shape[0]:
-        return gpu.route(logits_TE, k)  # type: ignore[no-any-return]
     return reference.route(logits_TE, k)
 
 
-def mix_stacked(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """``reference.mix_stacked``."""
-    gpu = gpu_route(x_TN, __package__)
-    if gpu is not None and x_TN.shape[0] and x_TN.stride(1) == 1:
-        return gpu.mix_stacked(x_TN, shares_Tk, ids_Tk, gate_up, down)  # type: ignore[no-any-return]
-    experts = [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in zip(gate_up, down, strict=True)]
-    return mix(x_TN, shares_Tk, ids_Tk, experts)
+def sparse(x_TN: Tensor, experts: Experts, k: int) -> Tensor:
+    """``reference.sparse``, computed in the experts' type."""
+    x = x_TN.to(experts.gate_up.dtype)
+    gpu = gpu_route(x, __package__)
+    if gpu is not None and x.shape[0] and x.stride(1) == 1:
+        return gpu.sparse(x, experts, k).to(x_TN.dtype)  # type: ignore[no-any-return]
+    scores = x.float() @ experts.scores.t()
+    pairs = zip(experts.gate_up, experts.down, strict=True)
+    each = [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in pairs]
+    routed = mix(x, *route(scores[:, :-1], k), each)
+    shared = linear(swiglu(linear(x, experts.shared_gate_up)), experts.shared_down)
+    return (routed + torch.sigmoid(scores[:, -1:]) * shared.float()).to(x_TN.dtype)
 
 
 def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Expert]) -> Tensor:

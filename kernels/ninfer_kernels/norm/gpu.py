@@ -6,6 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ninfer_kernels import pdl
+
 from .kernel import add_rms_norm_kernel, gated_rms_norm_kernel, rms_norm_kernel
 
 WIDEST = 1 << 14  # elements one program holds
@@ -30,8 +32,9 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, stride_w: int) -> Tensor:
     T, H, D = heads_of(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rms_norm_kernel[(T, H)](
-        x, weight, y, eps, x.stride(0), x.stride(-2), stride_w, H=H, D=D, BD=block(D), num_warps=warps(D)
-    )
+        x, weight, y, eps, x.stride(0), x.stride(-2), stride_w,
+        H=H, D=D, BD=block(D), num_warps=warps(D), **pdl.options(x),
+    )  # fmt: skip
     return y
 
 
@@ -40,7 +43,17 @@ def add_rms_norm(x_TD: Tensor, delta_TD: Tensor, weight: Tensor, eps: float) -> 
     T, D = x_TD.shape
     y = torch.empty(T, D, dtype=x_TD.dtype, device=x_TD.device)
     add_rms_norm_kernel[(T,)](
-        x_TD, delta_TD, weight, y, eps, x_TD.stride(0), delta_TD.stride(0), D=D, BD=block(D), num_warps=warps(D)
+        x_TD,
+        delta_TD,
+        weight,
+        y,
+        eps,
+        x_TD.stride(0),
+        delta_TD.stride(0),
+        D=D,
+        BD=block(D),
+        num_warps=warps(D),
+        **pdl.options(x_TD),
     )
     return y
 
@@ -51,7 +64,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     gated_rms_norm_kernel[(T, H)](
         x, gate, weight, y, eps, x.stride(0), x.stride(-2), gate.stride(0), gate.stride(-2),
-        H=H, D=D, BD=block(D), num_warps=warps(D),
+        H=H, D=D, BD=block(D), num_warps=warps(D), **pdl.options(x),
     )  # fmt: skip
     return y
 

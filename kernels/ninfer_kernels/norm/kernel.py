@@ -6,13 +6,26 @@ Legend: T tokens, H heads of a token (1 for a norm over the whole row), D elemen
 import triton
 import triton.language as tl
 
+from ninfer_kernels.pdl import begin
+
 
 @triton.jit
 def rms_norm_kernel(
-    x, weight, y, eps, stride_t, stride_h, stride_w, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
+    x,
+    weight,
+    y,
+    eps,
+    stride_t,
+    stride_h,
+    stride_w,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """y = x / sqrt(mean(x^2) + eps) * weight of one head. x: [T, H, D], its rows contiguous; weight: heads ``stride_w``
     apart; y: [T, H, D]."""
+    begin(PDL)
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_d = tl.arange(0, BD)
     m_d = o_d < D
@@ -23,8 +36,11 @@ def rms_norm_kernel(
 
 
 @triton.jit
-def add_rms_norm_kernel(x, delta, weight, y, eps, stride_x, stride_delta, D: tl.constexpr, BD: tl.constexpr):
+def add_rms_norm_kernel(
+    x, delta, weight, y, eps, stride_x, stride_delta, D: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr
+):
     """x += delta, rounded; y = rms_norm(x). x, delta: [T, D], their rows contiguous; y: [T, D]."""
+    begin(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     o_d = tl.arange(0, BD)
     m_d = o_d < D
@@ -41,9 +57,22 @@ def add_rms_norm_kernel(x, delta, weight, y, eps, stride_x, stride_delta, D: tl.
 
 @triton.jit
 def gated_rms_norm_kernel(
-    x, gate, weight, y, eps, stride_t, stride_h, gate_t, gate_h, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
+    x,
+    gate,
+    weight,
+    y,
+    eps,
+    stride_t,
+    stride_h,
+    gate_t,
+    gate_h,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """y = rms_norm(x) * SiLU(gate) of one head. x, gate, y: [T, H, D], their rows contiguous; weight: [D]."""
+    begin(PDL)
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_d = tl.arange(0, BD)
     m_d = o_d < D

@@ -8,13 +8,17 @@ import torch
 import triton
 from torch import Tensor
 
+from ninfer_kernels import pdl
+from ninfer_kernels.tuning import Blocks, Facts, table
+
+from .blocks import ATTEND, MANY_QUERIES
 from .kernel import PAGE, attend_kernel, decode_cast, merge_kernel
 from .layout import Rows, Stored
 
 SHARES_TOKENS = 256  # a step wider than this has programs enough without sharing out pages
-PROGRAMS = 264  # two for each multiprocessor of a large GPU
 WIDE_BLOCK = 128  # queries a program takes in prefill,
-BLOCK_BYTES = {2: 64 << 10, 4: 16 << 10}  # by element size: what shared memory holds beside keys and values
+BLOCK_BYTES = {2: 64 << 10, 4: 16 << 10}  # by element size: what shared memory holds beside keys and values,
+AMPLE_SHARED = 160 << 10  # where a program can have this much of it; a quarter elsewhere
 
 
 def serves(q_THD: Tensor, keys: Stored, values: Stored) -> bool:
@@ -23,18 +27,36 @@ def serves(q_THD: Tensor, keys: Stored, values: Stored) -> bool:
     return D >= 16 and D & (D - 1) == 0 and _decoder(keys) is not None and _decoder(values) is not None
 
 
-def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float) -> Tensor:
-    """``reference.attend``; products in q's dtype, everything else fp32. q: [T, H, D] -> [T, H, D] fp32."""
+def attend(
+    q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float, out_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``reference.attend``; products in q's dtype, everything else fp32. q: [T, H, D] -> [T, H, D]."""
+    H, D = q_THD.shape[1:]
+    BQ = queries_of_a_program(rows.widest * (H // keys.heads), D, q_THD.element_size(), table(q_THD.device).facts)
+    # one choice for few queries, so that every width of a verify round sums in one order
+    few = 16 if BQ < MANY_QUERIES else BQ
+    chosen = ATTEND.blocks(q_THD.device, H=H, G=keys.heads, D=D, BQ=few, bytes=q_THD.element_size())
+    return launch(q_THD, keys, values, rows, scale, BQ, chosen, out_dtype)
+
+
+def launch(
+    q_THD: Tensor,
+    keys: Stored,
+    values: Stored,
+    rows: Rows,
+    scale: float,
+    BQ: int,
+    chosen: Blocks,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """``attend`` with ``BQ`` queries and the ``chosen`` blocks in a program."""
     T, H, D = q_THD.shape
     G = keys.heads
     if q_THD.stride()[1:] != (D, 1):
         q_THD = q_THD.contiguous()
-    wide = rows.widest * (H // G)
-    most = min(WIDE_BLOCK, max(16, BLOCK_BYTES[q_THD.element_size()] // (D * q_THD.element_size())))
-    BQ = min(most, max(16, triton.next_power_of_2(wide)))
-    blocks = triton.cdiv(wide, BQ)
-    shares = share_count(len(rows) * blocks * G, rows.page_table.shape[1], T)
-    out = torch.empty(T, H, D, dtype=torch.float32, device=q_THD.device)
+    blocks = triton.cdiv(rows.widest * (H // G), BQ)
+    shares = share_count(len(rows) * blocks * G, rows.page_table.shape[1], T, chosen["programs"])
+    out = torch.empty(T, H, D, dtype=out_dtype, device=q_THD.device)
     partial = logsum = out
     if shares > 1:
         partial = torch.empty(T, H, shares, D, dtype=torch.float32, device=q_THD.device)
@@ -65,19 +87,28 @@ def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float
         DECODE_V=_decoder(values),
         # fp32 operands mean that fp32 is wanted, not tf32
         PRECISION="ieee",
-        num_warps=8 if BQ >= 64 else 4,
-        num_stages=1 if q_THD.element_size() == 4 else 2,
+        num_warps=chosen["num_warps"],
+        num_stages=chosen["num_stages"],
+        **pdl.options(q_THD),
     )
     if shares > 1:
-        merge_kernel[(T * H,)](partial, logsum, out, D=D, SHARES=shares, BS=triton.next_power_of_2(shares), num_warps=4)
+        BS = triton.next_power_of_2(shares)
+        merge_kernel[(T * H,)](partial, logsum, out, D=D, SHARES=shares, BS=BS, num_warps=4, **pdl.options(out))
     return out
 
 
-def share_count(programs: int, pages: int, tokens: int) -> int:
-    """How many ways a row's pages are shared out: enough programs to fill the GPU, at least a page each."""
+def queries_of_a_program(wide: int, D: int, element_bytes: int, facts: Facts) -> int:
+    """``wide``: the queries a KV head has in the step's widest row."""
+    room = BLOCK_BYTES[element_bytes] // (1 if facts.shared_bytes >= AMPLE_SHARED else 4)
+    most = min(WIDE_BLOCK, max(16, room // (D * element_bytes)))
+    return min(most, max(16, triton.next_power_of_2(wide)))
+
+
+def share_count(programs: int, pages: int, tokens: int, wanted: int) -> int:
+    """How many ways a row's pages are shared out: ``wanted`` programs fill the GPU, at least a page each."""
     if tokens > SHARES_TOKENS:
         return 1
-    return max(1, min(PROGRAMS // max(programs, 1), pages))
+    return max(1, min(wanted // max(programs, 1), pages))
 
 
 def _planes(side: Stored) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,8 @@ launch serves every context.
 import triton
 import triton.language as tl
 
+from ninfer_kernels.pdl import begin
+
 PAGE = 64
 
 
@@ -50,11 +52,13 @@ def attend_kernel(
     DECODE_K: tl.constexpr,
     DECODE_V: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """q: [T, H, D], rows ``stride_q`` apart; planes: [pages, G, P, width]; table: [B, N], firsts, widths and frontiers:
     [B] int64; row b has tokens firsts[b] .. firsts[b] + widths[b] - 1 of the step, the others are not written. out:
     [T, H, D]; partial: [T, H, SHARES, D] and logsum: [T, H, SHARES] fp32, unused for one share. Scores, their softmax
     and the sums are fp32; products take q's dtype."""
+    begin(PDL)
     R: tl.constexpr = H // G
     i_b = tl.program_id(0) // BLOCKS
     i_q = tl.program_id(0) % BLOCKS
@@ -112,8 +116,9 @@ def attend_kernel(
 
 
 @triton.jit
-def merge_kernel(partial, logsum, out, D: tl.constexpr, SHARES: tl.constexpr, BS: tl.constexpr):
+def merge_kernel(partial, logsum, out, D: tl.constexpr, SHARES: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr):
     """One (token, head): out = sum of partial weighted by softmax of logsum over the shares."""
+    begin(PDL)
     i = tl.program_id(0).to(tl.int64)
     o_s, o_d = tl.arange(0, BS), tl.arange(0, D)
     m_s = o_s < SHARES

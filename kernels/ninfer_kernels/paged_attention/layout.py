@@ -16,21 +16,25 @@ from torch import Tensor
 
 PAGE_TOKENS = 64
 Decode = Callable[[tuple[Tensor, ...]], Tensor]
+Encode = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """The keys, or the values, of one layer.
 
-    planes: each [pages, G, P, X], contiguous. decode: planes of rows [R, X] -> [R, D] fp32. is_cast: there is one
-    plane, and decode only widens its elements, so a fused route may read the plane itself. device_decode: loads and
-    returns decode as a ``@triton.jit`` function with the signature of ``kernel.decode_cast``, for up to two planes.
+    planes: each [pages, G, P, X], contiguous. decode: planes of rows [R, X] -> [R, D] fp32; encode: the way there, of
+    [R, D] any float. is_cast: there is one plane, and decode only widens its elements, so a fused route may read and
+    write the plane itself. device_decode, device_encode: load and return decode and encode as ``@triton.jit`` functions
+    with the signatures of ``kernel.decode_cast`` and ``kernel_store.encode_cast``, for up to two planes.
     """
 
     planes: tuple[Tensor, ...]
     decode: Decode
     is_cast: bool = False
     device_decode: Callable[[], Any] | None = None
+    encode: Encode | None = None
+    device_encode: Callable[[], Any] | None = None
 
     @property
     def heads(self) -> int:

@@ -20,11 +20,13 @@ log = logging.getLogger(__name__)
 WIDEST_COMPILED = 64  # tokens a row may have in a step; longer chunks are the business of matrix products
 
 
-def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float) -> Tensor:
-    """``reference.attend`` on the fastest route there is. q: [T, H, D] any float -> [T, H, D] fp32."""
+def attend(
+    q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float, out_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``reference.attend`` on the fastest route there is. q: [T, H, D] any float -> [T, H, D]."""
     gpu = gpu_route(q_THD, __package__)
     if gpu is not None and gpu.serves(q_THD, keys, values):
-        return gpu.attend(q_THD, keys, values, rows, scale)  # type: ignore[no-any-return]
+        return gpu.attend(q_THD, keys, values, rows, scale, out_dtype)  # type: ignore[no-any-return]
     if rows.uploaded is not None:
         raise RuntimeError("attention of a recorded step needs a kernel for its head dimension and stored form")
     if keys.is_cast and values.is_cast and q_THD.device.type == "cpu" and rows.widest <= WIDEST_COMPILED:
@@ -33,8 +35,8 @@ def attend(q_THD: Tensor, keys: Stored, values: Stored, rows: Rows, scale: float
         found = compiled(q_THD.shape[2], group, stored) if stored == values.planes[0].dtype else None
         if found is not None:
             jit, function = found
-            return jit.attend(function, q_THD, keys, values, rows, scale)  # type: ignore[no-any-return]
-    return cpu.attend(q_THD, keys, values, rows, scale)
+            return jit.attend(function, q_THD, keys, values, rows, scale).to(out_dtype)  # type: ignore[no-any-return]
+    return cpu.attend(q_THD, keys, values, rows, scale).to(out_dtype)
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""Keys and values of a few tokens into the pages of a storage that only casts: one compiled pass for both sides.
+"""Keys and values of a few tokens into the pages of their storage: one pass for both sides.
 
-``reference`` is the definition: encode by a cast, then scatter rows. The compiled route serves a decode round's few
-tokens in fp32 on the CPU; anything else goes through torch.
+``reference`` is the definition: encode, then scatter rows. On a GPU a kernel does both for every storage that has
+device functions; on the CPU a compiled route serves a decode round's few tokens in fp32 where the storage only casts.
+Anything else goes through torch.
 """
 
 from __future__ import annotations
@@ -14,29 +15,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ninfer_kernels.device import gpu_route
+
+from .layout import Stored
+
 FEW_TOKENS = 64
 
 
-def reference(k_TGD: Tensor, v_TGD: Tensor, key_plane: Tensor, value_plane: Tensor, index: Tensor) -> None:
-    """Write rows ``index`` ([T * G] int64, of a plane seen as [rows, D]) of both planes."""
+def reference(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, index: Tensor) -> None:
+    """Write rows ``index`` ([T * G] int64, of a plane seen as [rows, X]) of the planes of both sides."""
     with torch.no_grad():
-        for rows, plane in ((k_TGD, key_plane), (v_TGD, value_plane)):
-            flat = rows.reshape(-1, rows.shape[-1]).to(plane.dtype)
-            plane.view(-1, plane.shape[-1]).index_copy_(0, index, flat)
+        for rows, side in ((k_TGD, keys), (v_TGD, values)):
+            assert side.encode is not None
+            encoded = side.encode(rows.reshape(-1, rows.shape[-1]))
+            for plane, part in zip(side.planes, encoded, strict=True):
+                plane.view(-1, plane.shape[-1]).index_copy_(0, index, part)
 
 
-def store(k_TGD: Tensor, v_TGD: Tensor, key_plane: Tensor, value_plane: Tensor, index: Tensor) -> None:
+def store(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, index: Tensor) -> None:
     """As ``reference``, bit for bit."""
-    T, G, D = k_TGD.shape
-    compiled = _compiled().get(key_plane.dtype) if _few(k_TGD, D) and _few(v_TGD, D) else None
-    if compiled is None or value_plane.dtype is not key_plane.dtype or not key_plane.is_cpu:
-        reference(k_TGD, v_TGD, key_plane, value_plane, index)
+    gpu = gpu_route(k_TGD, __package__, "gpu_store")
+    if gpu is not None and gpu.serves(k_TGD, v_TGD, keys, values):
+        gpu.store(k_TGD, v_TGD, keys, values, index)
         return
+    compiled = _compiled_for(k_TGD, v_TGD, keys, values)
+    if compiled is None:
+        reference(k_TGD, v_TGD, keys, values, index)
+        return
+    T, G, D = k_TGD.shape
     compiled(
         k_TGD.data_ptr(),
         v_TGD.data_ptr(),
-        key_plane.data_ptr(),
-        value_plane.data_ptr(),
+        keys.planes[0].data_ptr(),
+        values.planes[0].data_ptr(),
         index.data_ptr(),
         T,
         G,
@@ -44,6 +55,14 @@ def store(k_TGD: Tensor, v_TGD: Tensor, key_plane: Tensor, value_plane: Tensor, 
         k_TGD.stride(0),
         v_TGD.stride(0),
     )
+
+
+def _compiled_for(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored) -> Callable[..., Any] | None:
+    plane = keys.planes[0]
+    if not (keys.is_cast and values.is_cast and plane.is_cpu and values.planes[0].dtype is plane.dtype):
+        return None
+    few = _few(k_TGD, k_TGD.shape[2]) and _few(v_TGD, k_TGD.shape[2])
+    return _compiled().get(plane.dtype) if few else None
 
 
 def _few(x_TGD: Tensor, dim: int) -> bool:

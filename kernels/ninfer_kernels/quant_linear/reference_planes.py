@@ -43,7 +43,7 @@ def numbers(format: str, parts: list[Tensor]) -> Tensor:
 
 def unpacked(packed: Tensor, bits: int) -> Tensor:
     """Bytes of ``8 / bits`` codes, lowest first: [R, B] -> [R, B * 8 / bits] uint8."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     return ((packed[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
 

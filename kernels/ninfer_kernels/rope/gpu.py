@@ -6,6 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ninfer_kernels import pdl
+
 from .kernel import rotate_kernel
 
 
@@ -29,6 +31,6 @@ def _launch(x_THD: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float,
     y = torch.empty(T, H, D, dtype=x_THD.dtype, device=x_THD.device)
     rotate_kernel[(T, H)](
         x_THD, weight, cos, sin, y, eps, x_THD.stride(0), x_THD.stride(1),
-        H=H, D=D, R=cos.shape[-1], BD=max(16, triton.next_power_of_2(D)), NORM=norm, num_warps=1,
+        H=H, D=D, R=cos.shape[-1], BD=max(16, triton.next_power_of_2(D)), NORM=norm, num_warps=1, **pdl.options(x_THD),
     )  # fmt: skip
     return y

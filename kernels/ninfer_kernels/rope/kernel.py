@@ -4,14 +4,17 @@ R of them turned."""
 import triton
 import triton.language as tl
 
+from ninfer_kernels.pdl import begin
+
 
 @triton.jit
 def rotate_kernel(
     x, weight, cos, sin, y, eps, stride_t, stride_h,
-    H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head. x: [T, H, D], its rows contiguous; weight: [H, D] fp32 (NORM); cos: [T, R], sin: [T, R / 2] fp32; y:
     [T, H, D]. Elements r and r + R/2 are a pair; with NORM they are normed and rounded to y's type first."""
+    begin(PDL)
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = R // 2
     o_d = tl.arange(0, BD)

@@ -1,7 +1,26 @@
 """Sampling in the 20-candidate domain: counter RNG, ordered candidates, the draw (speculation.md §3)."""
 
 from .candidates import DOMAIN, Candidates, best, top_candidates
+from .draws import OUT, Draws, draws_in
 from .reference import TINY, pick, support
 from .rng import DECODE, PREFILL, uniform
+from .settings import NUMBERS, Settings, packed
 
-__all__ = ["DECODE", "DOMAIN", "PREFILL", "TINY", "Candidates", "best", "pick", "support", "top_candidates", "uniform"]
+__all__ = [
+    "DECODE",
+    "DOMAIN",
+    "NUMBERS",
+    "OUT",
+    "PREFILL",
+    "TINY",
+    "Candidates",
+    "Draws",
+    "Settings",
+    "best",
+    "draws_in",
+    "packed",
+    "pick",
+    "support",
+    "top_candidates",
+    "uniform",
+]

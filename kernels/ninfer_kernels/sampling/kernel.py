@@ -1,12 +1,15 @@
 """The draw of many rows on a GPU, in Triton: candidates, truncation, the counter RNG and the choice.
 
-Legend: R rows, V vocabulary, C chunks of it, K = 20 candidates.
+Legend: R columns, each the logits of one token to come, W of each row, B rows, V vocabulary, C chunks of it, K = 20
+candidates.
 
 A candidate travels as one int64 that sorts as the domain does: the logit's bits made monotone, then the lower id first.
 """
 
 import triton
 import triton.language as tl
+
+from ninfer_kernels.pdl import begin
 
 K = 20
 KP = 32  # K, padded to what tl.arange takes
@@ -46,27 +49,58 @@ def _best(keys, K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr):
 
 
 @triton.jit
+def _penalized(b_x, o_v, m_v, settings, count, ids, ahead):
+    """Logits [BV] of tokens ``o_v`` less their penalties: ``count`` says how often the row has said each,
+    ``ids[1:ahead]`` are its drafts before this column. Not to be contracted: the bits are those of two roundings."""
+    presence = tl.load(settings + 7).to(tl.int32).to(tl.float32, bitcast=True)
+    frequency = tl.load(settings + 8).to(tl.int32).to(tl.float32, bitcast=True)
+    if (presence != 0) | (frequency != 0):
+        b_n = tl.load(count + o_v, mask=m_v, other=0)
+        for i in range(1, ahead):
+            b_n += tl.where(o_v == tl.load(ids + i), 1, 0)
+        b_x = tl.where(b_n > 0, b_x - (presence + frequency * b_n.to(tl.float32)), b_x)
+    return b_x
+
+
+@triton.jit
 def candidates_kernel(
-    logits, temperature, keys, peaks, sums, V, stride, C, BV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    LEAST: tl.constexpr,
+    logits, settings, keys, peaks, sums, counts, lanes, ids, V, stride, stride_s, stride_c, W, C, BV: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr, COUNTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one row: its K best into keys [R, C, K], and the pieces of a log-sum-exp at the row's temperature
-    into peaks and sums [R, C]. A NaN anywhere in the chunk makes its sum NaN."""
+    """One chunk of one column, W of which share a row's settings: its K best into keys [R, C, K], and the pieces of a
+    log-sum-exp at the row's temperature into peaks and sums [R, C]. A NaN anywhere in the chunk makes its sum NaN.
+    COUNTED: penalties by counts [lanes, V] and the fed tokens ids [R] int64."""
+    begin(PDL)
     i_c = tl.program_id(0)
     i_r = tl.program_id(1).to(tl.int64)
+    i_b = i_r // W
     o_v = i_c * BV + tl.arange(0, BV)
     m_v = o_v < V
     b_x = tl.load(logits + i_r * stride + o_v, mask=m_v, other=float("-inf")).to(tl.float32)
+    if COUNTED:
+        count = counts + tl.load(lanes + i_b) * stride_c
+        b_x = _penalized(b_x, o_v, m_v, settings + i_b * stride_s, count, ids + i_b * W, i_r - i_b * W + 1)
     b_keys = tl.where(m_v & (b_x == b_x), _key(b_x, o_v), LEAST)
     o_k = tl.arange(0, KP)
     b_best = _best(b_keys, K, KP, LEAST)
     tl.store(keys + (i_r * C + i_c) * K + o_k, b_best, mask=o_k < K)
     b_peak = tl.max(tl.where(b_x == b_x, b_x, float("-inf")), 0)
     b_base = tl.where(b_peak == float("-inf"), 0.0, b_peak)
-    b_t = tl.load(temperature + i_r)
+    b_t = tl.load(settings + i_b * stride_s + 4).to(tl.int32).to(tl.float32, bitcast=True)
     b_sum = tl.sum(tl.where(m_v, tl.exp((b_x - b_base) / b_t), 0.0), 0)
     tl.store(peaks + i_r * C + i_c, b_peak)
     tl.store(sums + i_r * C + i_c, b_sum)
+
+
+@triton.jit
+def count_kernel(counts, lanes, said, stride_c, D, BD: tl.constexpr, PDL: tl.constexpr):
+    """One row: what it has said since the last time, said [B, D] int64 with -1 for none, into counts [lanes, V]."""
+    begin(PDL)
+    i_b = tl.program_id(0).to(tl.int64)
+    o_d = tl.arange(0, BD)
+    b_token = tl.load(said + i_b * D + o_d, mask=o_d < D, other=-1)
+    row = counts + tl.load(lanes + i_b) * stride_c
+    tl.atomic_add(row + b_token, tl.full([BD], 1, tl.int32), mask=b_token >= 0)
 
 
 @triton.jit
@@ -88,12 +122,13 @@ def _uniform(seed, position, purpose):
 
 @triton.jit
 def draw_kernel(
-    keys, peaks, sums, floats, ints, out_tokens, out_ids, out_logprobs, C, BC: tl.constexpr, BCK: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr,
+    keys, peaks, sums, settings, positions, out_tokens, out_ids, out_logprobs, stride_s, stride_p, shift, W, C,
+    BC: tl.constexpr, BCK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row. floats: [R, 3] temperature (as used by the sums), top_p, min_p; ints: [R, 5] seed, position, purpose,
-    top_k, greedy. out_tokens: [R], -1 where the best logit is not finite or a logit is NaN; out_ids, out_logprobs:
-    [R, K], -1 and -inf where there is no candidate."""
+    """One column, W of which share a row's settings (``settings.packed``); it fills positions[R] + shift. out_tokens:
+    [R] int32, -1 where the best logit is not finite or a logit is NaN; out_ids, out_logprobs: [R, K], -1 and -inf where
+    there is no candidate."""
+    begin(PDL)
     i_r = tl.program_id(0).to(tl.int64)
     o_c, o_ck, o_k = tl.arange(0, BC), tl.arange(0, BCK), tl.arange(0, KP)
     b_keys = tl.load(keys + i_r * C * K + o_ck, mask=o_ck < C * K, other=LEAST)
@@ -102,14 +137,15 @@ def draw_kernel(
     b_logit = tl.where(m_k, _value(b_best), float("-inf"))
     b_id = tl.where(m_k, _token(b_best), -1)
     top = tl.max(b_logit, 0)
-    t = tl.load(floats + i_r * 3)
-    top_p = tl.load(floats + i_r * 3 + 1)
-    min_p = tl.load(floats + i_r * 3 + 2)
-    seed = tl.load(ints + i_r * 5).to(tl.uint64, bitcast=True)
-    position = (tl.load(ints + i_r * 5 + 1) & 0xFFFFFFFF).to(tl.uint64)
-    purpose = (tl.load(ints + i_r * 5 + 2) & 0xFFFFFFFF).to(tl.uint64)
-    top_k = tl.load(ints + i_r * 5 + 3)
-    greedy = tl.load(ints + i_r * 5 + 4)
+    settings += (i_r // W) * stride_s
+    t = tl.load(settings + 4).to(tl.int32).to(tl.float32, bitcast=True)
+    top_p = tl.load(settings + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    min_p = tl.load(settings + 6).to(tl.int32).to(tl.float32, bitcast=True)
+    seed = tl.load(settings).to(tl.uint64, bitcast=True)
+    purpose = (tl.load(settings + 1) & 0xFFFFFFFF).to(tl.uint64)
+    top_k = tl.load(settings + 2)
+    greedy = tl.load(settings + 3)
+    position = ((tl.load(positions + i_r * stride_p) + shift) & 0xFFFFFFFF).to(tl.uint64)
     # the mass of the whole vocabulary, for log probabilities
     m_c = o_c < C
     b_peak = tl.load(peaks + i_r * C + o_c, mask=m_c, other=float("-inf"))
@@ -119,36 +155,22 @@ def draw_kernel(
     mass = tl.sum(tl.where(m_c, b_scaled, 0.0), 0)
     tl.store(out_logprobs + i_r * K + o_k, (b_logit - b_base) / t - tl.log(mass), mask=o_k < K)
     tl.store(out_ids + i_r * K + o_k, b_id, mask=o_k < K)
-    # truncation in rank order, sums in rank order as the reference has them
+    # running sums in rank order, as the reference has them; the weights kept are the first so many
     b_w = tl.where(m_k & (o_k < top_k), tl.exp((b_logit - b_base) / t), 0.0)
+    b_run = tl.zeros([KP], tl.float32)
     total = 0.0
     for i in range(K):
         total += tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
-    first = tl.sum(tl.where(o_k == 0, b_w, 0.0), 0)
-    kept = 0
-    running = 0.0
-    open = 1
-    for i in range(K):
-        w = tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
-        small = (i > 0) & (min_p > 0) & (w < min_p * first)
-        open = tl.where(small, 0, open)
-        kept = tl.where((open == 1) & (w > 0), i + 1, kept)
-        running += w
-        open = tl.where((top_p < 1) & (running >= top_p * total), 0, open)
-    b_w = tl.where(o_k < kept, b_w, 0.0)
-    mass_kept = 0.0
-    for i in range(K):
-        mass_kept += tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
-    target = _uniform(seed, position, purpose) * mass_kept
-    choice = -1
-    last = 0
-    running = 0.0
-    for i in range(K):
-        w = tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
-        running += w
-        choice = tl.where((choice < 0) & (target < running), i, choice)
-        last = tl.where(w > 0, i, last)
-    choice = tl.where(choice < 0, last, choice)
+        b_run = tl.where(o_k == i, total, b_run)
+    first = tl.max(b_w, 0)
+    enough = tl.where(top_p < 1, top_p * total, float("inf"))
+    small = (o_k > 0) & (b_w < min_p * first)
+    reached = b_run >= enough
+    kept = tl.minimum(tl.min(tl.where(small, o_k, K), 0), tl.min(tl.where(reached, o_k + 1, K), 0))
+    m_w = (o_k < kept) & (b_w > 0)
+    target = _uniform(seed, position, purpose) * tl.max(tl.where(m_w, b_run, 0.0), 0)
+    choice = tl.min(tl.where(m_w & (target < b_run), o_k, K), 0)
+    choice = tl.where(choice == K, tl.max(tl.where(m_w, o_k, 0), 0), choice)
     choice = tl.where(greedy == 1, 0, choice)
     token = tl.sum(tl.where(o_k == choice, b_id, 0), 0)
     sound = (mass == mass) & (top < float("inf")) & (top > float("-inf"))

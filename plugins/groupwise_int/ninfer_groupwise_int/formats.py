@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ninfer_core.api import EncodedTensor, Rows, WeightFormat
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from ninfer_core.api.nn import Linear
@@ -71,6 +72,15 @@ def cpu_linear(kind: str, tensors: Sequence[EncodedTensor]) -> Linear:
     return linear(kind, [Matrix(tensor.data, *tensor.shape) for tensor in tensors])
 
 
+def gpu_linear(kind: str, tensors: Sequence[EncodedTensor], device: torch.device) -> Linear | None:
+    """The stacked rows as one operation on packed bytes; None where nothing can run it."""
+    from ninfer_kernels import tiled_linear
+    from ninfer_kernels.quant_linear import stored_rows
+
+    stored = [stored_rows.split(kind, tensor.data, *tensor.shape) for tensor in tensors]
+    return tiled_linear.linear(kind, stored, tensors[0].shape[1], device)
+
+
 def descriptor(kind: str) -> WeightFormat:
     methods = ("grouped_absmax", "grouped_search") if kind in ENCODED else ()
     return WeightFormat(
@@ -82,6 +92,7 @@ def descriptor(kind: str) -> WeightFormat:
         quantize=partial(quantize, kind) if methods else None,
         encoders={method: partial(encode, kind, method) for method in methods},
         cpu_linear=partial(cpu_linear, kind),
+        gpu_linear=partial(gpu_linear, kind) if methods else None,
     )
 
 

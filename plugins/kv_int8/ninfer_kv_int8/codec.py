@@ -29,6 +29,12 @@ class Int8Codec:
 
         return kernel.decode
 
+    def device_encode(self) -> Any:
+        """``encode`` for storing on a GPU; loads triton."""
+        from ninfer_kernels.kv_int8 import kernel
+
+        return kernel.encode_rotated if self.rotates else kernel.encode
+
     def decode(self, planes: tuple[Tensor, ...]) -> Tensor:
         """-> [R, D] fp32."""
         codes, scales = planes

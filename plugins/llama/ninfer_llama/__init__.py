@@ -3,6 +3,7 @@
 from ninfer_core.api import ModelFamily, hookimpl
 
 from . import family
+from .geometries import GEOMETRIES
 
 NINFER_API = 1
 
@@ -19,6 +20,7 @@ LLAMA = ModelFamily(
     prompt=family.prompt,
     build=family.build,
     weight_recipe=family.weight_recipe,
+    geometries=GEOMETRIES,
 )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ninfer_core.api import EncodedTensor, Rows, WeightFormat
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from ninfer_core.api.nn import Linear
@@ -106,6 +107,20 @@ def cpu_linear(tensors: Sequence[EncodedTensor]) -> Linear:
     return DividedLinear(tensors)
 
 
+def gpu_linear(tensors: Sequence[EncodedTensor], device: torch.device) -> Linear | None:
+    """The stacked rows as one operation on the stored codes; None where nothing can run it."""
+    from ninfer_kernels import tiled_linear
+    from ninfer_kernels.quant_linear import stored_rows
+
+    stored = []
+    for tensor in tensors:
+        data, divisors = split(tensor)
+        codes, scales = stored_rows.split(KIND, data, *tensor.shape)
+        # the kernels' numbers are 2 ** -8 of what codes and scales mean
+        stored.append([codes, scales, (2**8 / divisors)[:, None]])
+    return tiled_linear.linear(KIND, stored, tensors[0].shape[1], device)
+
+
 FORMATS = (
     WeightFormat(
         name=KIND,
@@ -116,6 +131,7 @@ FORMATS = (
         quantize=quantize,
         encoders={METHOD: encode},
         cpu_linear=cpu_linear,
+        gpu_linear=gpu_linear,
         check=check,
         divisor_rows=SHARE_ROWS,
         divisor_bytes=DIVISOR_BYTES,

@@ -3,6 +3,7 @@
 from ninfer_core.api import ModelFamily, Option, hookimpl
 
 from . import family
+from .geometries import GEOMETRIES, token_share
 from .rope_plan import ROPE_OPTIONS
 
 NINFER_API = 1
@@ -39,6 +40,8 @@ QWEN35 = ModelFamily(
     weight_recipe=family.weight_recipe,
     direct_formats=family.direct_formats,
     uses=family.uses,
+    geometries=GEOMETRIES,
+    token_share=token_share,
     options=(GDN_STATE_FP16, *ROPE_OPTIONS),
 )
 

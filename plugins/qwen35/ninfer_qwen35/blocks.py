@@ -1,22 +1,20 @@
-"""The halves of a block: two kinds of mixer, two kinds of feed-forward.
+"""A block and the two kinds of mixer it may begin with.
 
 Legend: T tokens of this step, N hidden width, H query (GDN: value) heads, G KV (GDN: key) heads, D head dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ninfer_core.api.nn import Cache, Linear, Step
-from ninfer_kernels import device
-from ninfer_kernels.gdn import Rows
+from ninfer_kernels.gdn import Layer, Parts, Rows, Tape
 
 from .config import Qwen35Config
+from .feed_forward import GatedMlp, SparseMlp
 from .parts import Kernels, Parameters
 
 
@@ -28,7 +26,9 @@ class Context:
     angles: tuple[Tensor, Tensor]
     rows: Rows
     cache: Cache
-    state: Mapping[str, Tensor]
+    # of a model with Gated DeltaNet: its states, and what a provisional step keeps of itself
+    parts: Parts | None = None
+    tape: Tape | None = None
 
 
 class GatedAttention:
@@ -45,7 +45,7 @@ class GatedAttention:
         self.head_norms = torch.cat((query.expand(a.heads, -1), key.expand(a.kv_heads, -1)))
         self.output = p.linear("attention/output")
 
-    def __call__(self, h: Tensor, context: Context) -> tuple[Tensor, None]:
+    def __call__(self, h: Tensor, context: Context) -> Tensor:
         """[T, N] -> the gated heads side by side, [T, H * D]; keys and values go to the cache."""
         H, G, D, T = self.heads, self.kv_heads, self.head_dim, h.shape[0]
         projected = self.project(h).view(T, 2 * (H + G), D)
@@ -54,46 +54,43 @@ class GatedAttention:
         turned = self.k.rope.norm_rotate(turning, self.head_norms, self.eps, *context.angles)
         context.cache.store(self.cache_layer, turned[:, H:], value, context.step)
         attended = context.cache.attend(self.cache_layer, turned[:, :H], context.step, self.scale)
-        return self.k.activation.sigmoid_gate(attended, gate).reshape(T, H * D), None
+        return self.k.activation.sigmoid_gate(attended, gate).reshape(T, H * D)
 
 
 class DeltaNet:
     """Gated DeltaNet: a short convolution, then a matrix of state per head that each token decays and writes to."""
 
     def __init__(self, layer: int, config: Qwen35Config, p: Parameters, kernels: Kernels) -> None:
-        self.g, self.k, self.eps = config.gdn, kernels, config.rms_norm_eps
-        self.conv_part, self.delta_part = conv_part(layer), delta_part(layer)
-        self.project = p.linear("gdn/query", "gdn/key", "gdn/value", "gdn/z")
-        self.decay_and_strength = p.linear("gdn/a_projection", "gdn/b_projection")
-        self.a_log, self.dt_bias = p.tensor("gdn/a_log"), p.tensor("gdn/dt_bias")
-        self.convolution, self.norm = p.tensor("gdn/convolution"), p.tensor("gdn/norm")
+        g, self.step = config.gdn, kernels.gdn.step
+        self.at = config.gdn_layers.index(layer)
+        inputs = ("query", "key", "value", "z", "a_projection", "b_projection")
+        self.project = p.linear(*(f"gdn/{name}" for name in inputs))
+        self.decay_and_strength: Linear | None = None
+        self.widths = g.channels + g.value_width, 2 * g.value_heads
+        # of two storages two operations: neither is copied into one result
+        if parted := getattr(self.project, "parted", lambda rows: None)(self.widths[0]):
+            self.project, self.decay_and_strength = parted
+        self.layer = Layer(
+            key_heads=g.key_heads,
+            value_heads=g.value_heads,
+            key_dim=g.key_dim,
+            value_dim=g.value_dim,
+            convolution=p.tensor("gdn/convolution"),
+            a_log=p.tensor("gdn/a_log"),
+            dt_bias=p.tensor("gdn/dt_bias"),
+            norm=p.tensor("gdn/norm"),
+            eps=config.rms_norm_eps,
+        )
         self.output = p.linear("gdn/output")
 
-    def __call__(self, h: Tensor, context: Context) -> tuple[Tensor, tuple[Any, Any]]:
-        """[T, N] -> the gated heads side by side, [T, H * D], and what ``fold`` needs after a provisional step."""
-        g, T, provisional = self.g, h.shape[0], context.step.provisional
-        qkv, z = self.project(h).split((g.channels, g.value_width), dim=-1)
-        a, b = self.decay_and_strength(h).split((g.value_heads, g.value_heads), dim=-1)
-        history, state = context.state[self.conv_part], context.state[self.delta_part]
-        y, conv_record = self.k.gdn.conv_step(qkv, history, self.convolution, context.rows, provisional=provisional)
-        q, k, v = y.split((g.key_width, g.key_width, g.value_width), dim=-1)
-        o, record = self.k.gdn.rule_step(
-            q.unflatten(-1, (g.key_heads, g.key_dim)),
-            k.unflatten(-1, (g.key_heads, g.key_dim)),
-            v.unflatten(-1, (g.value_heads, g.value_dim)),
-            *self.k.gdn.gates(a, b, self.a_log, self.dt_bias),
-            state,
-            context.rows,
-            provisional=provisional,
-        )
-        gated = self.k.norm.gated_rms_norm(o, z.view(T, g.value_heads, g.value_dim), self.norm, self.eps)
-        return gated.reshape(T, g.value_width), (conv_record, record)
-
-    def fold(
-        self, records: tuple[Any, Any], rows: Rows, kept: Sequence[int] | Tensor, state: Mapping[str, Tensor]
-    ) -> None:
-        self.k.gdn.conv_fold(records[0], state[self.conv_part], rows, kept)
-        self.k.gdn.rule_fold(records[1], state[self.delta_part], rows, kept)
+    def __call__(self, h: Tensor, context: Context) -> Tensor:
+        """[T, N] -> the gated heads side by side, [T, H * D]; states move, or the tape keeps what ``fold`` needs."""
+        assert context.parts is not None
+        if self.decay_and_strength is None:
+            mixed, ab = self.project(h).split(self.widths, dim=-1)
+        else:
+            mixed, ab = self.project(h), self.decay_and_strength(h)
+        return self.step(mixed, ab, self.layer, context.parts, self.at, context.rows, context.tape)  # type: ignore[no-any-return]
 
 
 def conv_part(layer: int) -> str:
@@ -102,57 +99,6 @@ def conv_part(layer: int) -> str:
 
 def delta_part(layer: int) -> str:
     return f"delta/{layer}"
-
-
-class GatedMlp:
-    """``down(SiLU(gate) * up)``."""
-
-    records_steps = True
-
-    def __init__(self, gate: str, up: str, down: str, p: Parameters, kernels: Kernels) -> None:
-        self.swiglu = kernels.activation.swiglu
-        self.gate_up: Linear = p.linear(gate, up)
-        self.down: Linear = p.linear(down)
-
-    def __call__(self, h: Tensor) -> Tensor:
-        return self.down(self.swiglu(self.gate_up(h)))
-
-
-class SparseMlp:
-    """The most probable experts of each token, and one expert for all of them behind a gate of its own."""
-
-    def __init__(self, config: Qwen35Config, p: Parameters, kernels: Kernels) -> None:
-        self.chosen, self.k = config.num_experts_per_tok or 0, kernels
-        # fp32: two experts a rounding apart must not trade places
-        self.router_t = p.tensor("moe/router").t()
-        self.shared_score_t = p.tensor("moe/shared_score").t()
-        self.shared = GatedMlp("moe/shared/gate", "moe/shared/up", "moe/shared/down", p, kernels)
-        stems = [f"moe/experts/{e}/" for e in range(config.num_experts or 0)]
-        # on a GPU one stack for all experts, which kernels read without asking the host who was chosen
-        self.stacks = _stacks(stems, p) if device.launches(self.router_t) else None
-        self.records_steps = self.stacks is not None
-        self.experts: list[GatedMlp] = []
-        if self.stacks is None:
-            self.experts = [GatedMlp(stem + "gate", stem + "up", stem + "down", p, kernels) for stem in stems]
-
-    def __call__(self, h: Tensor) -> Tensor:
-        wide = h.float()
-        shares, ids = self.k.moe.route(wide @ self.router_t, self.chosen)
-        if self.stacks is not None:
-            routed = self.k.moe.mix_stacked(h, shares, ids, *self.stacks)
-        else:
-            routed = self.k.moe.mix(h, shares, ids, self.experts)
-        shared = self.k.activation.sigmoid_gate(self.shared(h).float(), wide @ self.shared_score_t)
-        return (routed + shared).to(h.dtype)
-
-
-def _stacks(stems: Sequence[str], p: Parameters) -> tuple[Tensor, Tensor] | None:
-    """Gate and up of all experts, [E, 2I, N], and their down, [E, N, I]; None where they are not held densely."""
-    gate_up = getattr(p.linear(*(stem + part for stem in stems for part in ("gate", "up"))), "weight", None)
-    down = getattr(p.linear(*(stem + "down" for stem in stems)), "weight", None)
-    if gate_up is None or down is None:
-        return None
-    return gate_up.unflatten(0, (len(stems), -1)), down.unflatten(0, (len(stems), -1))
 
 
 class Block:
@@ -166,9 +112,9 @@ class Block:
         else:
             self.ffn = GatedMlp("mlp/gate", "mlp/up", "mlp/down", p, kernels)
 
-    def mix(self, x: Tensor, context: Context, owed: Tensor | None = None) -> tuple[Tensor, Any]:
-        """What the mixer says, before its output projection, and its record. ``owed``: what the block before has yet
-        to add to the residual ``x``, in place."""
+    def mix(self, x: Tensor, context: Context, owed: Tensor | None = None) -> Tensor:
+        """What the mixer says, before its output projection. ``owed``: what the block before has yet to add to the
+        residual ``x``, in place."""
         if owed is None:
             return self.mixer(self.norm.rms_norm(x, self.input_norm, self.eps), context)
         return self.mixer(self.norm.add_rms_norm(x, owed, self.input_norm, self.eps), context)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ninfer_core.api import CopySource, StatePart
 from ninfer_core.api.nn import Cache, Runtime, Step, StepOutput, Weights
-from ninfer_kernels.gdn import OnDevice, Rows
+from ninfer_kernels.gdn import OnDevice, Parts, Rows, Tape
 
 from .blocks import Block, Context, DeltaNet, GatedAttention, conv_part, delta_part
 from .config import Qwen35Config
@@ -44,7 +44,7 @@ def state_layout(c: Qwen35Config, runtime: Runtime) -> tuple[StatePart, ...]:
 class Records:
     """What ``fold`` needs of a provisional step."""
 
-    layers: tuple[Any, ...]
+    tape: Tape | None
     hidden: Tensor  # [T, N] final-normed
     rows: Rows
 
@@ -57,6 +57,7 @@ class Qwen35Model:
     def __init__(self, config: Qwen35Config, weights: Weights, runtime: Runtime) -> None:
         self.config, self.runtime = config, runtime
         self.kernels = Kernels(runtime)
+        self._known: tuple[Mapping[str, Tensor], Parts] | None = None
         # first: options that exclude each other are refused before a weight is read
         self.rotary = Rotary(config, runtime) if config.rope_parameters is not None else None
         shapes = inventory(config)
@@ -79,15 +80,13 @@ class Qwen35Model:
         """Logits [L, V] fp32 of the wanted tokens; what follows the last mixer runs for those and the rows' ends."""
         context = self.context(step, cache, state)
         x = self.embed(step.token_ids)
-        mixed, record = self.blocks[0].mix(x, context)
-        records = [record]
+        mixed = self.blocks[0].mix(x, context)
         for before, block in pairwise(self.blocks):
-            mixed, record = block.mix(x, context, before.feed_forward(x, mixed))
-            records.append(record)
+            mixed = block.mix(x, context, before.feed_forward(x, mixed))
         wanted = step.logit_index
         if step.provisional:
             hidden = self._ended(x, mixed)
-            kept = Records(layers=tuple(records), hidden=hidden, rows=context.rows)
+            kept = Records(tape=context.tape, hidden=hidden, rows=context.rows)
             return StepOutput(logits=self._logits(hidden.index_select(0, wanted)), records=kept)
         ends = torch.tensor(step.starts[1:], device=x.device) - 1
         needed = torch.cat((wanted, ends))
@@ -99,9 +98,8 @@ class Qwen35Model:
     def fold(self, step: Step, records: Any, kept: Sequence[int] | Tensor, state: Mapping[str, Tensor]) -> None:
         """Convolutions, delta states and the hidden row move over ``kept[b]`` tokens; 0 leaves a row's bits alone."""
         rows = records.rows
-        for block, record in zip(self.blocks, records.layers, strict=True):
-            if isinstance(block.mixer, DeltaNet):
-                block.mixer.fold(record, rows, kept, state)
+        if (parts := self._parts(state)) is not None:
+            self.kernels.gdn.fold(records.tape, parts, rows, kept)
         counts, on, part = rows.counts(kept), rows.on_device, state[HIDDEN]
         last = records.hidden.index_select(0, on.firsts + (counts - 1).clamp_(min=0))
         moved = torch.where(counts[:, None] > 0, last, part.index_select(0, on.slots))
@@ -114,7 +112,19 @@ class Qwen35Model:
         on = step.on_device
         uploaded = None if on is None else OnDevice(on.firsts, on.widths, on.state_slots)
         rows = Rows(step.starts, step.state_slots, device, uploaded)
-        return Context(step=step, angles=angles, rows=rows, cache=cache, state=state)
+        parts = self._parts(state)
+        tape = Tape.of(len(parts)) if parts is not None and step.provisional else None
+        return Context(step=step, angles=angles, rows=rows, cache=cache, parts=parts, tape=tape)
+
+    def _parts(self, state: Mapping[str, Tensor]) -> Parts | None:
+        """The states of the layers of Gated DeltaNet; found once for each pool of states."""
+        layers = self.config.gdn_layers
+        if not layers:
+            return None
+        if self._known is None or self._known[0] is not state:
+            found = Parts([state[conv_part(i)] for i in layers], [state[delta_part(i)] for i in layers])
+            self._known = (state, found)
+        return self._known[1]
 
     def open_mtp(self, weights: Weights) -> MtpBlock:
         """The multi-token prediction block of the same checkpoint; ArtifactError where it has none."""

@@ -47,11 +47,11 @@ class MtpBlock:
         position before.
         """
         rows = Rows(step.starts, step.state_slots, next_ids.device)
-        context = Context(step=step, angles=self.rotary(step.positions), rows=rows, cache=cache, state={})
+        context = Context(step=step, angles=self.rotary(step.positions), rows=rows, cache=cache)
         embedded = self.rms_norm(self.embed(next_ids), self.embedding_norm, self.eps)
         read = self.rms_norm(hidden_TN, self.hidden_norm, self.eps)
         x = self.input_projection(torch.cat((embedded, read), dim=-1))
-        mixed, _ = self.block.mix(x, context)
+        mixed = self.block.mix(x, context)
         return self.rms_norm(self.block.finish(x, mixed), self.final_norm, self.eps)
 
     @torch.inference_mode()

@@ -15,7 +15,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `tiny_qwen35`
 
 import tiny_qwen35 as tiny
-from test_qwen35_huggingface import values
+from test_qwen35_huggingface import opened, values
 
 from ninfer_core.api import ArtifactError
 from ninfer_core.testing import Opened, compose
@@ -135,8 +135,8 @@ def test_codes_and_scales_are_the_numbers_they_mean(tmp_path, form):
     assert torch.equal(read("text/layers/1/mlp/gate"), tensors[f"{P}layers.1.mlp.gate_proj.weight"])
 
 
-@pytest.mark.parametrize("form", ["block-fp8", "packed-nvfp4", "modelopt-nvfp4"])
-def test_each_split_expert_has_its_own_scales(tmp_path, form):
+def split_experts(form: str) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Config and tensors of a model whose experts are stored one by one, and what each of them means."""
     config, quantize = FORMS[form]
     c = tiny.config(moe=True)
     c["quantization_config"] = config
@@ -149,10 +149,35 @@ def test_each_split_expert_has_its_own_scales(tmp_path, form):
                 name = f"{stem}.{e}.{part}_proj"
                 parts, meant[name] = quantize(*shape)
                 tensors |= {f"{name}.{suffix}": tensor for suffix, tensor in parts.items()}
+    return c, tensors, meant
+
+
+@pytest.mark.parametrize("form", ["block-fp8", "packed-nvfp4", "modelopt-nvfp4"])
+def test_each_split_expert_has_its_own_scales(tmp_path, form):
+    c, tensors, meant = split_experts(form)
     read = values(tiny.write(tmp_path, c, tensors))
     for e, part in ((0, "gate"), (5, "down"), (3, "up")):
         expected = meant[f"{P}layers.2.mlp.experts.{e}.{part}_proj"]
         assert torch.equal(read(f"text/layers/2/moe/experts/{e}/{part}"), expected)
+
+
+@pytest.mark.parametrize("form", ["block-fp8", "packed-nvfp4"])
+def test_quantized_experts_become_dense_stacks_where_kernels_choose_among_them(tmp_path, form, monkeypatch):
+    c, tensors, meant = split_experts(form)
+    made = opened(tiny.write(tmp_path, c, tensors))
+    monkeypatch.setattr("ninfer_kernels.device.launches", lambda x: True)
+    model = made.rig(reference=False).model
+    assert model.records_steps
+    stacks = model.blocks[2].ffn.stacked
+    stem = f"{P}layers.2.mlp.experts."
+    for e in range(6):
+        parts = [meant[f"{stem}{e}.{part}_proj"] for part in ("gate", "up")]
+        assert torch.equal(stacks.gate_up[e], torch.cat(parts))
+        assert torch.equal(stacks.down[e], meant[f"{stem}{e}.down_proj"])
+    monkeypatch.undo()
+    x = torch.randn(5, stacks.down.shape[1], generator=torch.Generator().manual_seed(0))
+    one_by_one = made.rig(reference=False).model.blocks[2].ffn
+    torch.testing.assert_close(model.blocks[2].ffn(x), one_by_one(x), rtol=1e-4, atol=1e-4)
 
 
 def test_gated_delta_net_projections_may_be_quantized_too(tmp_path):

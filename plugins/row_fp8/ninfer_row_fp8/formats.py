@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ninfer_core.api import EncodedTensor, Rows, WeightFormat
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from ninfer_core.api.nn import Linear
@@ -65,6 +66,21 @@ def cpu_linear(scale: str, tensors: Sequence[EncodedTensor]) -> Linear:
     return linear(f"fp8_row_{scale}", [Matrix(tensor.data, *tensor.shape) for tensor in tensors])
 
 
+def gpu_linear(scale: str, tensors: Sequence[EncodedTensor], device: torch.device) -> Linear | None:
+    """The stacked rows as one operation on the stored codes; None where nothing can run it."""
+    import torch
+
+    from ninfer_kernels import tiled_linear
+    from ninfer_kernels.quant_linear import reference_planes, stored_rows
+
+    kind = torch.bfloat16 if scale == "bf16" else torch.float16
+    stored = []
+    for tensor in tensors:
+        codes, scales = stored_rows.split(f"fp8_row_{scale}", tensor.data, *tensor.shape)
+        stored.append([codes, reference_planes.words_of(scales, kind).float()])
+    return tiled_linear.linear("fp8_row", stored, tensors[0].shape[1], device)
+
+
 FORMATS = tuple(
     WeightFormat(
         name=f"fp8_e4m3fn_row_{scale}",
@@ -75,6 +91,7 @@ FORMATS = tuple(
         quantize=partial(quantize, scale),
         encoders={METHOD: partial(encode, scale)},
         cpu_linear=partial(cpu_linear, scale),
+        gpu_linear=partial(gpu_linear, scale),
         activations="AllowA8",
     )
     for scale, layout in LAYOUTS.items()

@@ -1,0 +1,119 @@
+"""The launches for many tokens: pairs sorted by expert on the device, and each expert's read together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ninfer_kernels.activation.gpu import swiglu
+from ninfer_kernels.tuning import Blocks
+
+from .choose_kernel import carry_kernel, count_kernel, many_choose_kernel, place_kernel
+from .layer import Experts
+from .many_blocks import DOWN, GATE_UP, tile_rows
+from .many_kernel import many_add_kernel, many_down_kernel, many_gate_up_kernel
+
+COUNTED = 128  # pairs counted together
+
+
+class Chosen(NamedTuple):
+    """Who goes where. P = T * C places sorted by expert; M tiles, as many as there can be."""
+
+    shares: Tensor  # [T, C + 1] fp32, the shared expert's last
+    places: Tensor  # [T, C] int32 of each pair
+    tokens: Tensor  # [P] int32 of each place
+    ends: Tensor  # [E] int32, the places of an expert
+    owners: Tensor  # [M] int32: the expert of a tile; E where there is none
+    firsts: Tensor  # [M] int32 places
+
+
+def choose(x_TN: Tensor, experts: Experts, k: int, tile: int) -> Chosen:
+    """Route and sort, without the host."""
+    T, E, device = x_TN.shape[0], experts.gate_up.shape[0], x_TN.device
+    logits = scores(x_TN, experts)
+    CP, EP = triton.next_power_of_2(k), max(16, triton.next_power_of_2(E))
+    BP = max(COUNTED, CP)
+    blocks, tiles = triton.cdiv(T * CP, BP), T * k // tile + min(E, T * k)
+
+    def ints(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    shares, ids = torch.empty(T, k + 1, dtype=torch.float32, device=device), ints(T, k + 1)
+    counts, totals = ints(blocks, E), ints(E)
+    out = Chosen(shares, ints(T, k), ints(T * k), ints(E), ints(tiles), ints(tiles))
+    # a warp for two tokens: all that is said among the scores of one stays within it
+    many_choose_kernel[(triton.cdiv(T, 2),)](
+        logits, shares, ids, logits.shape[1] // experts.parts, T,
+        E=E, C=k, EP=EP, PARTS=experts.parts, BT=2, num_warps=1,
+    )  # fmt: skip
+    count_kernel[(blocks,)](ids, counts, T, E=E, C=k, CP=CP, EP=EP, BP=BP, num_warps=4)
+    carry_kernel[(triton.cdiv(E, 8),)](counts, totals, blocks, E=E, BB=512, BE=8, num_warps=4)
+    place_kernel[(blocks,)](
+        ids, counts, totals, out.tokens, out.places, out.ends, out.owners, out.firsts, T, tiles,
+        E=E, C=k, CP=CP, EP=EP, BP=BP, BM=tile,
+        TILES=triton.next_power_of_2(triton.cdiv(tiles, blocks)), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def scores(x_TN: Tensor, experts: Experts) -> Tensor:
+    """fp32 [T, parts * rows]: what each part of the router says, products exact."""
+    if x_TN.dtype is torch.float32 or not x_TN.is_cuda:
+        return torch.mm(x_TN.float(), experts.score_parts.float().t())
+    return torch.mm(x_TN, experts.score_parts.t(), out_dtype=torch.float32)
+
+
+def gate_up(x_TN: Tensor, experts: Experts, chosen: Chosen, tile: int, blocks: Blocks | None = None) -> Tensor:
+    """The inner row of every place, [P, F]."""
+    (E, F2, N), P, M = experts.gate_up.shape, chosen.tokens.shape[0], chosen.owners.shape[0]
+    blocks = blocks or GATE_UP.blocks(x_TN.device, N=N, F=F2 // 2, BM=tile, bytes=x_TN.itemsize)
+    h = torch.empty(P, F2 // 2, dtype=x_TN.dtype, device=x_TN.device)
+    w = experts.gate_up
+    if blocks["DESC"]:
+        w = TensorDescriptor.from_tensor(w.view(-1, N), [blocks["BI"], blocks["BN"]])
+    many_gate_up_kernel[(M * triton.cdiv(F2 // 2, blocks["BI"]),)](
+        x_TN, w, chosen.tokens, chosen.owners, chosen.firsts, chosen.ends, h, x_TN.stride(0),
+        N=N, F=F2 // 2, E=E, BM=tile, PRECISION="ieee", **blocks,
+    )  # fmt: skip
+    return h
+
+
+def down(h: Tensor, experts: Experts, chosen: Chosen, tile: int, blocks: Blocks | None = None) -> Tensor:
+    """What is said to every place, [P, N]."""
+    (E, N, F), (P, _), M = experts.down.shape, h.shape, chosen.owners.shape[0]
+    blocks = blocks or DOWN.blocks(h.device, N=N, F=F, BM=tile, bytes=h.itemsize)
+    said = torch.empty(P, N, dtype=h.dtype, device=h.device)
+    w, rows, tail_rows = experts.down, h, h
+    if blocks["DESC"]:
+        w = TensorDescriptor.from_tensor(w.view(-1, F), [blocks["BN"], blocks["BI"]])
+        rows = TensorDescriptor.from_tensor(h, [tile, blocks["BI"]])
+        tail_rows = TensorDescriptor.from_tensor(h, [blocks["TAIL"], blocks["BI"]])
+    many_down_kernel[(M * triton.cdiv(N, blocks["BN"]),)](
+        rows, tail_rows, w, chosen.owners, chosen.firsts, chosen.ends, said,
+        N=N, F=F, E=E, BM=tile, PRECISION="ieee", **blocks,
+    )  # fmt: skip
+    return said
+
+
+def add_up(said: Tensor, said_shared: Tensor, chosen: Chosen) -> Tensor:
+    """The shares of what every token is told, [T, N]."""
+    (T, N), k = said_shared.shape, chosen.places.shape[1]
+    y = torch.empty(T, N, dtype=said.dtype, device=said.device)
+    BN = min(1024, max(16, triton.next_power_of_2(N)))
+    many_add_kernel[(T, triton.cdiv(N, BN))](
+        said, said_shared, chosen.places, chosen.shares, y, N, C=k, CP=triton.next_power_of_2(k), BN=BN, num_warps=4
+    )
+    return y
+
+
+def mix(x_TN: Tensor, experts: Experts, k: int) -> Tensor:
+    """``reference.sparse`` for any number of tokens."""
+    tile = tile_rows(x_TN)
+    chosen = choose(x_TN, experts, k, tile)
+    said = down(gate_up(x_TN, experts, chosen, tile), experts, chosen, tile)
+    inner = swiglu(torch.mm(x_TN, experts.shared_gate_up.t()))
+    return add_up(said, torch.mm(inner, experts.shared_down.t()), chosen)
