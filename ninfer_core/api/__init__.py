@@ -25,6 +25,7 @@ from ninfer_core.errors import (
 
 from .commands import Command
 from .families import (
+    Geometry,
     ModelFamily,
     Preset,
     PromptFormat,
@@ -115,6 +116,7 @@ __all__ = [
     "FrontendContext",
     "GeneratedCall",
     "Generation",
+    "Geometry",
     "HttpRequest",
     "HttpResponse",
     "ImportPlan",

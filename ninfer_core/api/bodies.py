@@ -61,7 +61,7 @@ async def decode(body: Body, decoder: msgspec.json.Decoder[T]) -> T:
     if not isinstance(body, bytes):
         return await body.decode(decoder)
     if len(body) > THREAD_BYTES:
-        return await asyncio.to_thread(decode_now, body, decoder)
+        return await asyncio.to_thread(_decode_large, body, decoder)
     return decode_now(body, decoder)
 
 
@@ -71,6 +71,11 @@ def decode_now(body: bytes, decoder: msgspec.json.Decoder[T], *, place: str = ""
     if not place:
         json_scan.check(body)
     return value
+
+
+def _decode_large(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    json_scan.check_containers(body)
+    return decode_now(body, decoder)
 
 
 def decode_unchecked(body: bytes, decoder: msgspec.json.Decoder[T], *, place: str = "", quote: bool = True) -> T:

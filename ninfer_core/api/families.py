@@ -87,6 +87,10 @@ class StatePart:
     layer: int | None = None  # the layer it belongs to, where it belongs to one
 
 
+Geometry = Callable[[int | None], Mapping[str, Any]]
+"""The config of a named size with so many of its layers, None: all; ArtifactError when it has fewer. Free to import."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFamily:
     """The architectures one plugin serves.
@@ -104,6 +108,9 @@ class ModelFamily:
     ``direct_formats(config)`` names the parameters that are stored in one plain format only; another is refused, and a
     conversion casts to it. ``uses(config)`` gives the inputs each matrix is multiplied by; an artifact must have a Use
     for each, and a conversion writes them.
+
+    For measurements: ``geometries`` are configs at the sizes of published models, by name; ``token_share(config,
+    name)`` is the share of tokens that matrix ``name`` multiplies, below 1 for one of many experts.
     """
 
     name: str
@@ -123,5 +130,7 @@ class ModelFamily:
     weight_recipe: Callable[[Mapping[str, Any], str], Mapping[str, str]] | None = None
     direct_formats: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda config: {}
     uses: Callable[[Mapping[str, Any]], Mapping[str, tuple[str, ...]]] = lambda config: {}
+    geometries: Mapping[str, Geometry] = field(default_factory=dict)
+    token_share: Callable[[Mapping[str, Any], str], float] = lambda config, name: 1.0
     options: tuple[Option, ...] = ()  # read by ``build``; refused where another family's model is served
     describe: Callable[[Checkpoint], str] | None = None  # what ``ninfer inspect`` prints beside the inventory

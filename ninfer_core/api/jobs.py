@@ -211,6 +211,7 @@ class Score:
 
     logprobs: tuple[float, ...]
     prompt_tokens: int
+    cached_tokens: int = 0  # of these: processed for another judgement of the same call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,6 +279,7 @@ class ModelInfo:
     weight_formats: tuple[str, ...]
     max_concurrency: int
     has_chat: bool
+    shows_tools: bool = True  # the chat template has a place for them
     thinks_by_default: bool
     longest_token: int | None = None  # bytes of text that one token stands for, at most; None: no such bound
     sampling: Mapping[str, Any] = field(default_factory=dict)  # of a silent request; seed None: drawn anew each time
@@ -298,8 +300,9 @@ class Engine(Protocol):
     async def score(self, jobs: Sequence[ChatJob], tokens: Sequence[int]) -> list[Score]:
         """What the model thinks of each of ``tokens`` as the first one of each job's answer. Nothing is generated.
 
-        As many run at a time as there are lanes and free places; each waits its turn like a request of its own. The
-        first refusal ends them all, and its ``param`` is the place of that job's last message.
+        All are prepared before the first one runs. As many run at a time as there are lanes and free places; each waits
+        its turn like a request of its own, and what all prompts begin with is processed once. The first refusal ends
+        them all, and its ``param`` is the place of that job's last message.
         """
 
     def first_token(self, text: str) -> int:

@@ -34,6 +34,7 @@ class RowCodec(Protocol):
     may also say ``is_cast = True``: fused attention then reads the plane itself. A codec of up to two planes may have a
     ``device_decode()`` that loads triton and returns its decode as a ``@triton.jit`` function (the signature of
     ``ninfer_kernels.kv_int8.kernel.decode``): attention on a GPU then reads the planes without decoding them first.
+    ``device_encode()`` likewise (``ninfer_kernels.kv_int8.kernel.encode``): rows are then stored by one kernel.
     """
 
     def encode(self, rows: Tensor) -> tuple[Tensor, ...]: ...

@@ -23,7 +23,9 @@ class Linear(Protocol):
     """x: [T, K] -> [T, N], in the activations' dtype."""
 
     rows: int  # N
-    # an optional ``weight: Tensor``: the matrix itself, [N, K] in the activations' dtype, where it is held densely
+    # optional: ``weight``, the matrix itself, [N, K] in the activations' dtype, where it is held densely;
+    # ``into(x, out)``, the product written to ``out`` [T, N], whose rows may be parts of longer ones;
+    # ``take_rows(ids, dtype)``, rows of the matrix itself, [T] int64 -> [T, K], on the device
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -42,6 +44,10 @@ class Weights(Protocol):
 
     def linear(self, names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Linear:
         """A matrix, or several with one input stacked by rows into one operation."""
+
+    def dense(self, names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Tensor:
+        """The same as one matrix in the activations' dtype, decoded whatever it is stored as: for a kernel that reads
+        no stored form."""
 
     def embedding(self, name: str, shape: Shape) -> Embedding:
         """A token table."""
@@ -122,6 +128,9 @@ class StepOutput:
 
 class Model(Protocol):
     """A built model. Called by the engine thread only.
+
+    All it keeps of a sequence is in the pages and the state slot that a step names: the core begins one sequence with
+    another's full pages and a copy of its state.
 
     ``draft_source`` is a proposer of the model's own, consulted after the chosen ones; usually None.
     """

@@ -4,7 +4,7 @@ that drops those (``--lenient-tools``)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import structlog
@@ -12,7 +12,8 @@ import structlog
 from ninfer_core.errors import ApiError
 
 from .bodies import invalid_value
-from .tools import MALFORMED_TOOL_CALL
+from .jobs import ModelInfo
+from .tools import MALFORMED_TOOL_CALL, Tool
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -70,12 +71,14 @@ def read_tools(readers: Iterable[Callable[[], T]], *, lenient: bool) -> tuple[li
     return kept, tuple(dropped)
 
 
-def dropped_headers(dropped: tuple[str, ...]) -> dict[str, str]:
-    """The response header that names them; none when nothing was dropped."""
-    if not dropped:
+def tool_headers(info: ModelInfo, offered: Sequence[Tool], dropped: Sequence[str] = ()) -> dict[str, str]:
+    """The response header that names the tools the model does not see: ``dropped``, and those ``offered`` to a model
+    whose template has no place for any. None when it sees them all."""
+    hidden = [*dropped, *(() if info.shows_tools else (_printable(tool.name) for tool in offered))]
+    if not hidden:
         return {}
-    more = [f"and {len(dropped) - SHOWN_NAMES} more"] if len(dropped) > SHOWN_NAMES else []
-    return {DROPPED_HEADER: ", ".join([*dropped[:SHOWN_NAMES], *more])}
+    more = [f"and {len(hidden) - SHOWN_NAMES} more"] if len(hidden) > SHOWN_NAMES else []
+    return {DROPPED_HEADER: ", ".join([*hidden[:SHOWN_NAMES], *more])}
 
 
 def _printable(label: str) -> str:

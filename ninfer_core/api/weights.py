@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from .nn import Linear
@@ -60,6 +61,9 @@ class WeightFormat:
     ``encoders`` encode matrices too large to hold in fp32, each by its name, the usual one first; every encoder raises
     ValueError for a value it cannot store. ``cpu_linear(tensors)`` builds a fast CPU route over the stacked rows of
     matrices of this format, or is None where there is none for them; it multiplies by exactly the decoded weights.
+    ``gpu_linear(tensors, device)`` builds the operation that keeps only packed bytes on that device, its products in
+    bf16 with fp32 sums, or gives None where it cannot run; without it weights become dense there. The bytes it is given
+    may lie on that device already.
     ``check(tensor)`` raises ValueError for stored bytes that would make the whole tensor meaningless; it is cheap and
     called on every read.
     """
@@ -72,6 +76,7 @@ class WeightFormat:
     quantize: Callable[[Tensor], EncodedTensor] | None = None
     encoders: Mapping[str, Encoder] = field(default_factory=dict)
     cpu_linear: Callable[[Sequence[EncodedTensor]], Linear | None] | None = None
+    gpu_linear: Callable[[Sequence[EncodedTensor], torch.device], Linear | None] | None = None
     check: Callable[[EncodedTensor], None] | None = None
     divisor_rows: int = 0  # what the rows of a divisor's share are a multiple of; 0: the layout has no divisors
     divisor_bytes: int = 0  # what each divisor but the first adds to ``encoded_bytes``

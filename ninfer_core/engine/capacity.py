@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from ninfer_core.errors import InvariantError, Overloaded
 
 
@@ -68,3 +71,14 @@ class Seat:
     def _settle(self) -> None:
         if self._left and not self._busy:
             self._unit.done("engine")
+
+
+@contextlib.contextmanager
+def returned_on_failure(unit: CapacityUnit | Seat) -> Iterator[None]:
+    """For what may fail before a generation has the unit."""
+    try:
+        yield
+    except BaseException:
+        unit.done("engine")
+        unit.done("consumer")
+        raise

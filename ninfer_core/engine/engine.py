@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,7 +19,6 @@ from ninfer_core.api import (
     Done,
     ModelInfo,
     OptionValues,
-    Overloaded,
     Preset,
     PromptFormat,
     RawJob,
@@ -28,14 +28,16 @@ from ninfer_core.api import (
     Started,
     Unavailable,
 )
-from ninfer_core.engine.capacity import Capacity, CapacityUnit, Seat
+from ninfer_core.engine.capacity import Capacity, CapacityUnit, Seat, returned_on_failure
 from ninfer_core.engine.generation import LocalGeneration
+from ninfer_core.engine.ledger import LoadFacts, MemoryLedger
 from ninfer_core.engine.publisher import empty_result
 from ninfer_core.engine.request import OutputBudget, Request, output_budget
-from ninfer_core.engine.scoring import take_turns
+from ninfer_core.engine.scoring import Judges
 from ninfer_core.engine.thinking import ThinkingBudget, plan_budget
 from ninfer_core.engine.worker import Worker
 from ninfer_core.errors import QueueTimeout
+from ninfer_core.kv.prefix import Prefix
 from ninfer_core.sampling.params import SamplingParams, post_thinking_by_default, resolve, resolve_post_thinking
 from ninfer_core.text.prompt import PreparedPrompt, PromptBuilder
 
@@ -93,8 +95,17 @@ class LocalEngine:
         self.capacity = Capacity(limits.max_concurrency + limits.max_pending)
         self.counting = Capacity(limits.max_concurrency + limits.max_pending)
         self.rejected = 0  # generation requests refused before they were accepted
+        self.memory: MemoryLedger | None = None  # known when it is warm
+        self.load_facts: LoadFacts | None = None
         self._ready_at: float | None = None  # monotonic seconds
         self._preparing = ThreadPoolExecutor(THREADS, thread_name_prefix="ninfer-prepare")
+        self._judges = Judges(
+            prepare=self._prepare_judgement,
+            enter=self._enter_judgement,
+            nudge=worker.queue.nudge,
+            capacity=self.capacity,
+            lanes=limits.max_concurrency,
+        )
         self._hosting = ThreadPoolExecutor(THREADS, thread_name_prefix="ninfer-host")
 
     # ------------------------------------------------------------------ life
@@ -140,25 +151,24 @@ class LocalEngine:
         return await self._submit(job, lambda: self._prompts.raw(job))
 
     async def score(self, jobs: Sequence[ChatJob], tokens: Sequence[int]) -> list[Score]:
-        async def judge(job: ChatJob, seat: Seat) -> Score:
-            asked = replace(job, max_tokens=1, scored=tuple(tokens))
-            try:
-                generation = await self._submit(asked, lambda: self._prompts.chat(asked), seat)
-            except ApiError as error:
-                if error.status == 400 and job.messages:
-                    error.param = job.messages[-1].place or error.param
-                raise
-            async with generation:
-                result = await generation.result()
-            return Score(logprobs=result.scores, prompt_tokens=result.prompt_tokens)
-
         if not jobs:
             return []
-        try:
-            return await take_turns(jobs, judge, self.capacity, self.limits.max_concurrency)
-        except Overloaded:
-            self.rejected += 1
-            raise
+        with self._refusing():
+            first = Seat(self._take_place())
+        asked = [replace(job, max_tokens=1, scored=tuple(tokens)) for job in jobs]
+        return await self._judges.score(asked, first)
+
+    async def _prepare_judgement(self, job: ChatJob) -> PreparedPrompt:
+        with self._refusing(job):
+            prepared = await self._prepare(lambda: self._prompts.chat(job))
+            self._check_length(prepared)
+            return prepared
+
+    def _enter_judgement(
+        self, job: ChatJob, prepared: PreparedPrompt, seat: Seat, prefix: Prefix | None
+    ) -> LocalGeneration:
+        with self._refusing(job), returned_on_failure(seat.take()):
+            return self._enter(job, prepared, seat, self._deadline(), prefix)
 
     def first_token(self, text: str) -> int:
         return self._prompts.first_token(text)
@@ -226,54 +236,80 @@ class LocalEngine:
     async def _on(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
-    async def _submit(
-        self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt], seat: Seat | None = None
-    ) -> LocalGeneration:
-        """``seat``: a place in the house that is held already."""
+    async def _submit(self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt]) -> LocalGeneration:
+        with self._refusing():
+            unit = self._take_place()
+            deadline = self._deadline()
+            with returned_on_failure(unit):
+                return self._enter(job, await self._prepare(build), unit, deadline)
+
+    @contextlib.contextmanager
+    def _refusing(self, judged: ChatJob | None = None) -> Iterator[None]:
+        """Counts what is refused before it is accepted, and says which of several it was."""
         try:
-            return await self._accept(job, build, seat)
+            yield
+        except ApiError as error:
+            self.rejected += 1
+            if judged is not None and error.status == 400 and judged.messages:
+                error.param = judged.messages[-1].place or error.param
+            raise
         except Exception:
             self.rejected += 1
             raise
 
-    async def _accept(
-        self, job: ChatJob | RawJob, build: Callable[[], PreparedPrompt], seat: Seat | None
-    ) -> LocalGeneration:
+    def _take_place(self) -> CapacityUnit:
         closed = self.worker.queue.closed_with
         if closed is not None:
             raise closed
-        deadline = time.monotonic() + self.limits.pending_timeout_seconds
-        unit = self.capacity.acquire() if seat is None else seat.take()
+        return self.capacity.acquire()
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.limits.pending_timeout_seconds
+
+    async def _prepare(self, build: Callable[[], PreparedPrompt]) -> PreparedPrompt:
         try:
-            try:
-                prepared = await asyncio.wait_for(self._on(self._preparing, build), self.limits.pending_timeout_seconds)
-            except TimeoutError:
-                raise QueueTimeout from None
-            request = self._request(job, prepared, deadline, unit)
-            if job.max_tokens == 0:
-                _answer_empty(request)
-            else:
-                self.worker.queue.submit(request)
-        except BaseException:
-            unit.done("engine")
-            unit.done("consumer")
-            raise
+            return await asyncio.wait_for(self._on(self._preparing, build), self.limits.pending_timeout_seconds)
+        except TimeoutError:
+            raise QueueTimeout from None
+
+    def _enter(
+        self,
+        job: ChatJob | RawJob,
+        prepared: PreparedPrompt,
+        unit: CapacityUnit | Seat,
+        deadline: float,
+        prefix: Prefix | None = None,
+    ) -> LocalGeneration:
+        """Hand a prepared request to the engine thread. ``prefix``: what its group begins with."""
+        request = self._request(job, prepared, deadline, unit, prefix)
+        if job.max_tokens == 0:
+            _answer_empty(request)
+        else:
+            self.worker.queue.submit(request)
         assert request.generation is not None
         return request.generation
 
     def _request(
-        self, job: ChatJob | RawJob, prepared: PreparedPrompt, deadline: float, unit: CapacityUnit | Seat
+        self,
+        job: ChatJob | RawJob,
+        prepared: PreparedPrompt,
+        deadline: float,
+        unit: CapacityUnit | Seat,
+        prefix: Prefix | None,
     ) -> Request:
+        self._check_length(prepared)
+        _check_stops(job.stops)
+        params = resolve(job.sampling, self._preset(prepared), self._options)
+        budget = self._budget(job, len(prepared.ids))
+        generation = LocalGeneration(sampling=params.describe(), max_tokens=budget.tokens, unit=unit)
+        return self._assemble(job, prepared, params, budget, deadline, generation, prefix)
+
+    def _check_length(self, prepared: PreparedPrompt) -> None:
         prompt = len(prepared.ids)
         if prompt > self.limits.max_context:
             raise ContextLengthExceeded(prompt, self.limits.max_context)
         if prompt == 0:
             raise ApiError("invalid_prompt", "The prompt is empty; it needs at least one token.", param="prompt")
-        _check_stops(job.stops)
-        params = resolve(job.sampling, self._preset(prepared), self._options)
-        budget = self._budget(job, prompt)
-        generation = LocalGeneration(sampling=params.describe(), max_tokens=budget.tokens, unit=unit)
-        return self._assemble(job, prepared, params, budget, deadline, generation)
 
     def _assemble(
         self,
@@ -283,6 +319,7 @@ class LocalEngine:
         budget: OutputBudget,
         deadline: float,
         generation: LocalGeneration | None,
+        prefix: Prefix | None = None,
     ) -> Request:
         return Request(
             id=next(self._ids),
@@ -308,16 +345,20 @@ class LocalEngine:
             transport_id=job.request_id,
             protocol=job.protocol,
             asked_effort=job.effort if isinstance(job, ChatJob) else None,
+            prefix=prefix,
         )
 
     def warm_up(self) -> None:
         """Run one short request through every part of the engine, on the calling thread, before ``start``."""
-        job = RawJob(prompt=((0,),), ignore_eos=True)
+        self.worker.run_alone(self.unheard(RawJob(prompt=((0,),), ignore_eos=True, max_tokens=3)))
+
+    def unheard(self, job: RawJob) -> Request:
+        """A request nobody listens to, for the calling thread before ``start``: warm-up, measurements."""
         prepared = self._prompts.raw(job)
         params = resolve(job.sampling, Preset(temperature=1.0), self._options)
-        budget = OutputBudget(min(3, self.limits.max_context - len(prepared.ids) + 1), "output_limit")
-        request = self._assemble(job, prepared, params, budget, time.monotonic() + 3600, None)
-        self.worker.run_alone(request)
+        room = self.limits.max_context - len(prepared.ids) + 1
+        budget = OutputBudget(room if job.max_tokens is None else min(job.max_tokens, room), "output_limit")
+        return self._assemble(job, prepared, params, budget, time.monotonic() + 3600, None)
 
     def _post_params(
         self, job: ChatJob | RawJob, prepared: PreparedPrompt, params: SamplingParams

@@ -1,169 +1,185 @@
-"""Recorded decode rounds: one CUDA graph per number of rows and verify width, replayed with one upload a round.
+"""Recorded decode rounds: one CUDA graph per number of rows and verify width, from the upload of its numbers to the
+download of what was drawn.
 
-A graph reads lengths, tables and slots from device memory, so it serves every context; a row with fewer drafts than
-its graph has columns says so through ``RowsOnDevice.widths``. What a graph has no place for is run step by step: a
-missing size costs time, never a request.
+A graph reads lengths, tables, slots and samplers from device memory, so it serves every context and every request; a
+row with fewer drafts than its graph has columns says so through ``RowsOnDevice.widths``. What a graph has no place for
+is run step by step: a missing size costs time, never a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 import torch
 
-from ninfer_core.api.nn import Cache, Model, RowsOnDevice, Step, StepOutput
-from ninfer_core.kv.pages import PAGE_TOKENS
+from ninfer_core.api.nn import Cache, Model, StepOutput
+from ninfer_core.engine.recorded import PageTable, Recorded, Replayed, RoundRow, Shape, Tally
 from ninfer_core.kv.state import StatePool
+from ninfer_core.sampling.params import SamplingParams
+from ninfer_core.sampling.sampler import Drawn
+from ninfer_kernels.device import gpu_route
+
+__all__ = ["DecodeGraphs", "Recorded", "RoundRow", "Shape", "computed_allowance", "shapes"]
 
 log = structlog.get_logger()
 MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """Rows of a round, and the columns each of them has a place for."""
-
-    rows: int
-    width: int
-
-
-class Recorded:
-    """One shape: its buffers, the step over them, the graph of the forward pass and that of the fold."""
-
-    def __init__(self, shape: Shape, pages: int, scratch_page: int, device: torch.device) -> None:
-        self.shape, self.pages, self.scratch_page = shape, pages, scratch_page
-        B, T = shape.rows, shape.rows * shape.width
-        self._sizes = [T, T, T, B, B, B, B, B * pages]
-        self._host = torch.zeros(sum(self._sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
-        self._numbers = self._host[: -B * pages]
-        # a row's pages seldom change from one round to the next, and there may be thousands
-        self._table = self._host[-B * pages :].view(B, pages)
-        self._filled: list[list[int]] = [[] for _ in range(B)]
-        parts = torch.split(self._device, self._sizes)
-        ids, positions, cache_slots, firsts, widths, frontiers, state_slots, table = parts
-        self.kept = torch.zeros(B, dtype=torch.int64, device=device)
-        self.step = Step(
-            token_ids=ids,
-            positions=positions,
-            starts=tuple(range(0, T + 1, shape.width)),
-            frontiers=(0,) * B,
-            page_table=table.view(B, pages),
-            cache_slots=cache_slots,
-            state_slots=tuple(range(B)),
-            logit_index=torch.arange(T, device=device),
-            provisional=True,
-            on_device=RowsOnDevice(firsts=firsts, widths=widths, frontiers=frontiers, state_slots=state_slots),
-        )
-        self.forward = torch.cuda.CUDAGraph()
-        self.fold: torch.cuda.CUDAGraph | None = None  # of a model with recurrent state
-        self.output: StepOutput | None = None
-        self.fill([[0]] * B, [0] * B, [0] * B, [[scratch_page]] * B)
-
-    def fill(
-        self,
-        fed: Sequence[Sequence[int]],
-        frontiers: Sequence[int],
-        state_slots: Sequence[int],
-        pages: Sequence[Sequence[int]],
-    ) -> None:
-        """Upload a round: of each row its tokens, their first position, its state's slot and its pages.
-
-        Columns without a token repeat the last one and write where nobody reads.
-        """
-        W = self.shape.width
-        ids: list[int] = []
-        positions: list[int] = []
-        cache_slots: list[int] = []
-        for tokens, frontier, own in zip(fed, frontiers, pages, strict=True):
-            missing = W - len(tokens)
-            ids += [*tokens, *[tokens[-1]] * missing]
-            for position in range(frontier, frontier + len(tokens)):
-                positions.append(position)
-                cache_slots.append(own[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS)
-            positions += [frontier + len(tokens) - 1] * missing
-            cache_slots += [self.scratch_page * PAGE_TOKENS] * missing
-        numbers = [*ids, *positions, *cache_slots, *self.step.starts[:-1], *map(len, fed), *frontiers, *state_slots]
-        self._numbers.copy_(torch.tensor(numbers, dtype=torch.int64))
-        for row, own in enumerate(pages):
-            if self._filled[row] != own:
-                self._filled[row] = list(own)
-                # what is left of longer ones lies past the row's last page, where nobody reads
-                self._table[row, : len(own)] = torch.tensor(own, dtype=torch.int64)
-        self._device.copy_(self._host, non_blocking=True)
+NOBODY = SamplingParams(
+    temperature=0.0, top_p=1.0, top_k=1, min_p=0.0, presence_penalty=0.0, frequency_penalty=0.0, seed=0
+)
 
 
 class DecodeGraphs:
-    """The recorded rounds of one engine. Called by the engine thread only."""
+    """The recorded rounds of one engine. Called by the engine thread only.
+
+    A round is ``start``, ``wait``, ``drawn``; then comes ``fold``, and only then the next round.
+    """
 
     def __init__(
-        self, model: Model, cache: Cache, states: StatePool, device: torch.device, *, pages: int, scratch_page: int
+        self,
+        model: Model,
+        cache: Cache,
+        states: StatePool,
+        device: torch.device,
+        *,
+        lanes: int,
+        pages: int,
+        scratch_page: int,
+        public_tokens: int,
     ) -> None:
         """``pages``: the most a row has; ``scratch_page``: a page that belongs to nobody."""
         self._model, self._cache, self._states, self._device = model, cache, states, device
-        self._pages, self._scratch_page = pages, scratch_page
-        self._recorded: dict[Shape, Recorded] = {}
+        self._lanes, self._pages, self._scratch_page = lanes, pages, scratch_page
+        self._public_tokens = public_tokens
+        self._recorded: dict[int, list[Recorded]] = {}  # by rows, narrow ones first
         self._memory: Any = None  # one pool for all graphs: rounds never overlap
+        self._down: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._down = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._flying = False
+        self._table: PageTable | None = None  # made when something is recorded, so that its memory is measured too
+        self._tally: Tally | None = None
 
     def __len__(self) -> int:
-        return len(self._recorded)
+        return sum(map(len, self._recorded.values()))
 
     def record(self, shapes: Iterable[Shape]) -> int:
         """Record every shape; the device bytes it took. A shape that cannot be recorded is left out and logged."""
         before = torch.cuda.mem_get_info(self._device)[0]
         # the largest first: the smaller ones then fit into its memory
-        for shape in sorted(shapes, key=lambda one: -one.rows * one.width):
+        wanted = sorted(shapes, key=lambda one: -one.rows * one.width)
+        for shape in wanted:
             try:
-                self._recorded[shape] = self._record(shape)
+                self.add(shape, news=max(one.width for one in wanted))
             except (RuntimeError, torch.OutOfMemoryError) as error:
                 log.warning("cuda_graph_missing", rows=shape.rows, width=shape.width, error=type(error).__name__)
         return max(before - torch.cuda.mem_get_info(self._device)[0], 0)
 
     def choose(self, rows: int, width: int) -> Recorded | None:
         """The recorded shape for so many rows with the fewest columns that hold ``width`` of them."""
-        fitting = [shape for shape in self._recorded if shape.rows == rows and shape.width >= width]
-        return self._recorded[min(fitting, key=lambda shape: shape.width)] if fitting else None
+        for one in self._recorded.get(rows, ()):
+            if one.shape.width >= width:
+                return one
+        return None
 
-    def forward(self, recorded: Recorded) -> StepOutput:
-        """Replay the forward pass over what was filled in; the output is overwritten by the next replay."""
+    def round(self, recorded: Recorded, rows: Sequence[RoundRow]) -> list[list[Drawn]]:
+        """A whole round: what was drawn, by row and column."""
+        self.start(recorded, rows)
+        self.wait()
+        return recorded.drawn(rows)
+
+    def start(self, recorded: Recorded, rows: Sequence[RoundRow]) -> None:
+        """Send a round off: the forward pass and the draw."""
+        if self._flying:
+            self.wait()  # a round that failed before it was read: its numbers may not have been copied yet
+        assert self._tally is not None and recorded.forward is not None
+        recorded.fill(rows, self._tally)
+        self._flying = True
         recorded.forward.replay()
-        assert recorded.output is not None
-        return recorded.output
+        if self._down is not None:
+            self._down.record(torch.cuda.current_stream(self._device))
+
+    def wait(self) -> None:
+        """Until what was drawn has come down; other threads run meanwhile."""
+        if self._down is not None:
+            self._down.synchronize()
+        self._flying = False
 
     def fold(self, recorded: Recorded, kept: Sequence[int]) -> None:
-        """Replay the fold over the first ``kept[b]`` tokens of each row."""
+        """Send off the fold over the first ``kept[b]`` tokens of each row of the last round."""
         if recorded.fold is not None:
-            recorded.kept.copy_(torch.tensor(kept, dtype=torch.int64))
+            recorded.keep(kept)
             recorded.fold.replay()
 
-    def _record(self, shape: Shape) -> Recorded:
-        recorded = Recorded(shape, self._pages, self._scratch_page, self._device)
+    def add(self, shape: Shape, *, news: int) -> Recorded:
+        """Record one shape. ``news``: tokens a row may have to count in a round."""
+        # outside inference mode, so that rounds in and out of it may write to the buffers
+        with torch.inference_mode(False):
+            if self._table is None or self._tally is None:
+                self._table = PageTable(self._lanes, self._pages, self._scratch_page, self._device)
+                self._tally = Tally(self._lanes, self._public_tokens, self._device)
+            recorded = Recorded(shape, self._table, self._scratch_page, news, self._device)
+        nobody = RoundRow(tokens=[0], frontier=0, state_slot=0, pages=[self._scratch_page], params=NOBODY)
+        recorded.fill([nobody] * shape.rows, self._tally)
+        self._record(recorded)
+        own = self._recorded.setdefault(shape.rows, [])
+        own.append(recorded)
+        own.sort(key=lambda one: one.shape.width)
+        return recorded
+
+    def _record(self, recorded: Recorded) -> None:
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(2):  # kernels are compiled and libraries settle before anything is recorded
-                self._fold(recorded, self._forward(recorded))
+                self._forward(recorded)
+                self._fold(recorded)
         torch.cuda.current_stream(self._device).wait_stream(side)
         torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(recorded.forward, pool=self._memory, stream=side):
-            recorded.output = self._forward(recorded)
-        self._memory = recorded.forward.pool()
-        if recorded.output.records is not None:
-            recorded.fold = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recorded.fold, pool=self._memory, stream=side):
-                self._fold(recorded, recorded.output)
-        return recorded
+        recorded.forward = self._captured(lambda: self._forward(recorded), side)
+        if recorded.records is not None:
+            recorded.fold = self._captured(lambda: self._fold(recorded), side)
 
-    def _forward(self, recorded: Recorded) -> StepOutput:
+    def _captured(self, run: Callable[[], None], side: torch.cuda.Stream) -> Replayed:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, stream=side):
+            run()
+        self._memory = graph.pool()
+        return graph
+
+    def _forward(self, recorded: Recorded) -> None:
+        """A round as it is recorded, in the order of the device."""
+        recorded.upload()
         # a step of its own: what is derived from a step is kept with it, and must be derived inside the recording
         recorded.step = replace(recorded.step)
-        return self._model.forward(recorded.step, self._cache, self._states.parts)
+        output = self._model.forward(recorded.step, self._cache, self._states.parts)
+        self._draw(recorded, output)
+        recorded.download()
+        # the logits are not kept: the next shape's may lie where they lay
+        recorded.records = output.records
 
-    def _fold(self, recorded: Recorded, output: StepOutput) -> None:
-        self._model.fold(recorded.step, output.records, recorded.kept, self._states.parts)
+    def _draw(self, recorded: Recorded, output: StepOutput) -> None:
+        gpu = gpu_route(output.logits, "ninfer_kernels.sampling")
+        if gpu is None:
+            raise RuntimeError("nothing draws on this device")
+        assert self._tally is not None
+        counts = self._tally.counts
+        gpu.count(counts, recorded.lanes, recorded.said)
+        gpu.draw_into(
+            recorded.draws,
+            output.logits[:, : self._public_tokens],
+            recorded.settings,
+            recorded.positions,
+            width=recorded.shape.width,
+            shift=1,  # a column fills the position after its token's
+            counted=gpu.Counted(counts, recorded.lanes, recorded.ids),
+        )
+
+    def _fold(self, recorded: Recorded) -> None:
+        recorded.upload_kept()
+        self._model.fold(recorded.step, recorded.records, recorded.kept, self._states.parts)
 
 
 def shapes(lanes: int, drafts: int) -> list[Shape]:

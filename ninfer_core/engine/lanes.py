@@ -12,6 +12,7 @@ from ninfer_core.engine.generation import LocalGeneration
 from ninfer_core.engine.request import Request
 from ninfer_core.errors import InvariantError
 from ninfer_core.kv.pages import PAGE_TOKENS, AddressSpace, PagePool, pages_for
+from ninfer_core.kv.prefix import Held, PrefixTable
 from ninfer_core.kv.state import StatePool
 from ninfer_core.sampling.params import SamplingParams
 from ninfer_core.text.output import OutputSession
@@ -32,6 +33,7 @@ class Lane:
     params: SamplingParams  # of the next round; changes once when the answer has a sampler of its own
     ledger: list[int] = field(default_factory=list)
     frontier: int = 0
+    reused: int = 0  # prompt tokens it did not process: those of a held prefix
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens, for penalties
     first_token: float | None = None
     last_token: float | None = None
@@ -53,6 +55,13 @@ class Lane:
     @property
     def prefill_remaining(self) -> int:
         return max(self.prompt_tokens - self.frontier, 0)
+
+    @property
+    def prefill_split(self) -> int | None:
+        """Tokens to the end of what its group shares: a unit ends there, whoever comes first and whether or not it is
+        held, so that all of the group are computed alike."""
+        prefix = self.request.prefix
+        return len(prefix.ids) - self.frontier if prefix is not None and self.frontier < len(prefix.ids) else None
 
     @property
     def decoding(self) -> bool:
@@ -103,13 +112,14 @@ class Lane:
         started = self.first_token if self.first_token is not None else now
         last = self.last_token if self.last_token is not None else started
         return Timings(
-            prompt_n=self.prompt_tokens,
+            cache_n=self.reused,
+            prompt_n=self.prompt_tokens - self.reused,
             prompt_ms=(started - self.admitted) * 1e3,
             predicted_n=len(self.session.token_ids),
             predicted_ms=(last - started) * 1e3,
             draft_n=self.drafted,
             draft_n_accepted=self.accepted,
-            prompt_done_n=None if self.first_token is not None else self.frontier,
+            prompt_done_n=None if self.first_token is not None else self.frontier - self.reused,
         )
 
 
@@ -126,8 +136,12 @@ class LaneTable:
         open_session: Callable[[Request], OutputSession],
         window: int | None,
     ) -> None:
+        if states.parts and states.slots <= count:
+            # a lane that begins with what is held copies its state
+            raise InvariantError(f"state: {states.slots} slots for {count} lanes; there must be one more")
         self.pool = pool
         self.states = states
+        self.prefixes = PrefixTable(pool, states)
         self._lanes: list[Lane | None] = [None] * count
         self._sources = tuple(sources)
         self._open_session = open_session
@@ -155,19 +169,19 @@ class LaneTable:
 
     def admit(self, request: Request, now: float) -> Lane | None:
         """The lowest free lane with all the pages the request is entitled to, or None. Nothing is held then, nor when
-        opening it fails."""
+        opening it fails. What is held of the request's prefix is where it begins."""
         free = next((i for i, lane in enumerate(self._lanes) if lane is None), None)
         if free is None:
             return None
-        space = self.pool.open(self._first_lease(request))
+        held = self.prefixes.find(request.prefix, request.prompt_ids)
+        space = self._open_space(request, held)
         if space is None:
             if not self.active:
                 raise InvariantError(f"request {request.id} needs {request.entitlement} pages of an idle pool")
             return None
         with contextlib.ExitStack() as undo:
             undo.callback(space.close)
-            slot = self.states.take()
-            undo.callback(self.states.give_back, slot)
+            slot = self._take_state(held, undo)
             lane = Lane(
                 index=free,
                 request=request,
@@ -178,6 +192,8 @@ class LaneTable:
                 admitted=now,
                 params=request.params,
                 ledger=list(request.prompt_ids),
+                frontier=space.shared * PAGE_TOKENS,
+                reused=space.shared * PAGE_TOKENS,
             )
             facts = DraftRequest(request_id=request.id, prompt_ids=request.prompt_ids, tool_texts=request.tool_texts)
             for source in self._sources:
@@ -186,7 +202,52 @@ class LaneTable:
                 undo.callback(source.finish, handle)
             undo.pop_all()
         self._lanes[free] = lane
+        if request.prefix is not None:
+            request.prefix.coming -= 1
         return lane
+
+    def _open_space(self, request: Request, held: Held | None) -> AddressSpace | None:
+        """Its pages, for which what is held otherwise gives way when that is enough."""
+        lease = self._first_lease(request)
+        run = held.run if held is not None else None
+        missing = lease - len(run.pages if run is not None else ())
+        if self.pool.available < missing <= self.pool.available + self.prefixes.could_free(keep=held):
+            self.prefixes.give_way(missing, keep=held)
+        return self.pool.open(lease, run)
+
+    def _take_state(self, held: Held | None, undo: contextlib.ExitStack) -> int:
+        """A slot with the state the lane begins with."""
+        self.prefixes.give_state_way(keep=held)
+        if held is None or held.state_slot is None:
+            slot = self.states.take()
+            undo.callback(self.states.give_back, slot)
+            return slot
+        slot = self.states.take_unset()
+        undo.callback(self.states.give_back, slot)
+        self.states.copy(held.state_slot, slot)
+        return slot
+
+    def awaits_prefix(self, request: Request) -> bool:
+        """Whether a lane is processing what this request begins with, so that it need not do so again."""
+        prefix = request.prefix
+        if prefix is None or prefix in self.prefixes or not self.prefixes.can_hold:
+            return False
+        return any(lane.request.prefix is prefix and lane.prefill_split is not None for lane in self.active)
+
+    def hold_prefix(self, lane: Lane) -> bool | None:
+        """Keep the beginning of a lane that has just processed all of its group's prefix, for the others: whether
+        there was a place for it, None where nothing is to be kept."""
+        prefix = lane.request.prefix
+        if prefix is None or not prefix.wanted or lane.frontier != len(prefix.ids) or prefix in self.prefixes:
+            return None
+        return self.prefixes.hold(prefix, lane.space, lane.state_slot)
+
+    def check(self) -> None:
+        """Raise InvariantError unless every page and every state slot is accounted for exactly once."""
+        self.pool.check()
+        taken = [*(lane.state_slot for lane in self.active), *self.prefixes.state_slots]
+        if len(set(taken)) != len(taken) or len(taken) + self.states.available != self.states.slots:
+            raise InvariantError(f"state: slots {taken} and {self.states.available} free of {self.states.slots}")
 
     def generations(self) -> list[LocalGeneration]:
         """Who still waits for a lane's end, a lane whose release has failed included."""
@@ -229,8 +290,9 @@ class LaneTable:
         """One window more, or as much of it as there is; False when not even ``ahead`` tokens are covered."""
         assert self._window is not None
         goal = min(lane.request.entitlement, pages_for(lane.frontier + max(self._window, ahead)))
-        wanted = goal - lane.space.entitlement
-        lane.space.grow(min(max(wanted, 0), self.pool.available))
+        wanted = max(goal - lane.space.entitlement, 0)
+        self.prefixes.give_way(wanted)
+        lane.space.grow(min(wanted, self.pool.available))
         reach = min(lane.frontier + ahead, lane.prompt_tokens + max(lane.request.limit - 1, 0))
         return reach <= lane.space.entitlement * PAGE_TOKENS
 

@@ -53,6 +53,22 @@ _MACHINE = (
         help="CPU threads of one operation",
     ),
     Option(
+        flag="--device-profile",
+        metavar="auto|off|calibrate",
+        parse=choice("auto", "off", "calibrate"),
+        default="auto",
+        help="block sizes of GPU kernels: auto takes those stored for the device or built in, and measures on a device "
+        "that has neither; off takes the compiled ones; calibrate measures anew. Other sizes may round otherwise, one "
+        "profile always gives the same output",
+    ),
+    Option(
+        flag="--device-profile-path",
+        metavar="FILE",
+        parse=string,
+        default_text="in the user's cache folder, by device",
+        help="where measured block sizes are read and written",
+    ),
+    Option(
         flag="--reference-ops",
         default=False,
         help="run every operation through its fp32 reference, weights decoded exactly; with --kv-dtype fp32 this is "

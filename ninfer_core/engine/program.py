@@ -3,54 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ninfer_core.api import CopySource, Draft
 from ninfer_core.api.nn import Cache, Model, Step
-from ninfer_core.engine.graphs import DecodeGraphs, Recorded
+from ninfer_core.engine.flight import Flight, Pending, Row, goes_on
+from ninfer_core.engine.graphs import DecodeGraphs, Recorded, RoundRow
 from ninfer_core.engine.lanes import Lane
 from ninfer_core.engine.stats import WAIT, HostClock
 from ninfer_core.errors import InvariantError
 from ninfer_core.kv.pages import PAGE_TOKENS
 from ninfer_core.kv.state import StatePool
-from ninfer_core.sampling.sampler import Column, Drawn, sample
+from ninfer_core.sampling.sampler import FAILED, Column, Drawn, sample
 from ninfer_core.spec.verify import licensed
 from ninfer_kernels.sampling import DECODE, PREFILL
 
-
-@dataclass(kw_only=True, slots=True)
-class Row:
-    """One lane's outcome of a unit."""
-
-    lane: Lane
-    tokens: list[int]  # what may be committed; a trailing FAILED fails the request
-    drawn: list[Drawn] = field(default_factory=list)  # as sampled, one per column; ``tokens`` is a prefix
-    draft: Draft | None = None
-    source: CopySource | None = None
-    handle: object = None
-
-
-@dataclass(kw_only=True, slots=True)
-class Pending:
-    """A unit that ran: tokens and state, not yet real. ``advanced``: rows whose frontier moves by what was processed,
-    the state having moved already (prefill, control); else it moves by what is kept."""
-
-    step: Step
-    rows: list[Row]
-    records: Any = None
-    advanced: list[int] | None = None
-    recorded: Recorded | None = None
+__all__ = ["Pending", "Program", "Row"]
 
 
 class Program:
     """The model with its cache and states. Called by the engine thread only.
 
     A prefill or control unit advances cache and state in place; a decode unit writes the cache past the frontier,
-    leaves
-    the state alone and becomes real with ``commit``.
+    leaves the state alone and becomes real with ``commit``.
     """
 
     def __init__(
@@ -71,8 +47,8 @@ class Program:
         self.device = device
         self.public_tokens = public_tokens
         self.clock = clock
+        self._flight: Flight | None = None
 
-    @torch.inference_mode()
     def prefill(self, lane: Lane, count: int) -> Pending:
         """Process the next ``count`` prompt tokens of a lane; the unit that ends the prompt draws the first token."""
         end = lane.frontier + count
@@ -86,44 +62,97 @@ class Program:
         row = Row(lane=lane, tokens=[one.token for one in drawn], drawn=drawn)
         return Pending(step=step, rows=[row], advanced=[count])
 
-    @torch.inference_mode()
-    def decode(self, lanes: Sequence[Lane]) -> Pending:
-        """One round over the decoding lanes: each feeds its last token and its drafts and draws one token a column."""
+    def decode(self, lanes: Sequence[Lane], *, ahead: bool = False) -> Pending:
+        """One round over the decoding lanes: each feeds its last token and its drafts and draws one token a column.
+
+        ``ahead``: where rounds are recorded, send off the next one too before this one is real. The round returned may
+        be the one sent off last, over those of its lanes that are still there.
+        """
+        pending = self._landed(lanes)
+        if pending is None:
+            pending = self._round(lanes)
+        if ahead and pending.recorded is not None and not any(lane.drafting for lane in lanes):
+            self._send_ahead(pending, lanes)
+        return pending
+
+    def _round(self, lanes: Sequence[Lane]) -> Pending:
         with self.clock.phase("program_submit"):
-            rows, fed = [], []
+            rows, fed, widest = [], [], 1
             for lane in lanes:
                 draft, source, handle = lane.propose() or (None, None, None)
                 rows.append(Row(lane=lane, tokens=[], draft=draft, source=source, handle=handle))
-                fed.append([lane.ledger[lane.frontier], *(draft.tokens if draft else ())])
-                lane.space.cover(lane.frontier + len(fed[-1]))
-            recorded = self.graphs.choose(len(lanes), max(map(len, fed))) if self.graphs is not None else None
+                tokens = [lane.ledger[lane.frontier], *draft.tokens] if draft else [lane.ledger[lane.frontier]]
+                fed.append(tokens)
+                widest = max(widest, len(tokens))
+                lane.space.cover(lane.frontier + len(tokens))
+            recorded = self.graphs.choose(len(lanes), widest) if self.graphs is not None else None
+        if recorded is None:
+            pending, drawn = self._stepped(rows, fed)
+        else:
+            pending, drawn = self._replayed(recorded, rows, fed)
+        with self.clock.phase("program_post"):
+            for row, own in zip(rows, drawn, strict=True):
+                row.drawn = own
+                row.tokens = licensed([one.token for one in own], row.draft.tokens) if row.draft else [own[0].token]
+        return pending
+
+    def _landed(self, lanes: Sequence[Lane]) -> Pending | None:
+        """What the round that was sent ahead has drawn for these lanes."""
+        flight, self._flight = self._flight, None
+        if flight is None or self.graphs is None:
+            return None
+        with self.clock.phase(WAIT):
+            self.graphs.wait()
+        with self.clock.phase("program_post"):
+            return flight.landed(lanes)
+
+    def _send_ahead(self, pending: Pending, lanes: Sequence[Lane]) -> None:
+        """Send off the next round, after the state has moved on for this one."""
+        assert self.graphs is not None and pending.recorded is not None
+        with self.clock.phase("program_submit"):
+            drawn = {row.lane.index: row.tokens for row in pending.rows}
+            staying = [lane for lane in lanes if lane.index not in drawn or goes_on(lane, drawn[lane.index][0])]
+            recorded = self.graphs.choose(len(staying), 1)
             if recorded is None:
-                step = self._step(lanes, fed, wanted=[len(tokens) for tokens in fed], provisional=True)
-            else:
-                step = recorded.step
-                recorded.fill(
-                    fed,
-                    [lane.frontier for lane in lanes],
-                    [lane.state_slot for lane in lanes],
-                    [lane.space.pages for lane in lanes],
-                )
+                return
+            pending.folded = [int(row.tokens[0] != FAILED) for row in pending.rows]
+            self.graphs.fold(pending.recorded, pending.kept_in_place(pending.folded))
+            filled = []
+            for lane in staying:
+                after = drawn.get(lane.index, ())
+                lane.space.cover(lane.frontier + len(after) + 1)
+                filled.append(_round_row(lane, after or lane.ledger[-1:], after=after))
+            self.graphs.start(recorded, filled)
+            self._flight = Flight(recorded=recorded, lanes=staying, filled=filled)
+
+    def _stepped(self, rows: list[Row], fed: Sequence[Sequence[int]]) -> tuple[Pending, list[list[Drawn]]]:
+        """A decode round step by step."""
+        lanes = [row.lane for row in rows]
+        with self.clock.phase("program_submit"):
+            step = self._step(lanes, fed, wanted=[len(tokens) for tokens in fed], provisional=True)
             columns = [
                 _column(lane, lane.frontier + 1 + i, DECODE, tuple(tokens[1 : 1 + i]))
                 for lane, tokens in zip(lanes, fed, strict=True)
                 for i in range(len(tokens))
             ]
-        if recorded is None:
-            drawn, records = self._run(step, columns)
-        else:
-            drawn, records = self._replay(recorded, fed, columns), None
-        with self.clock.phase("program_post"):
-            taken = iter(drawn)
-            for row, tokens in zip(rows, fed, strict=True):
-                row.drawn = [next(taken) for _ in tokens]
-                row.tokens = licensed([one.token for one in row.drawn], row.draft.tokens if row.draft else ())
-        return Pending(step=step, rows=rows, records=records, recorded=recorded)
+        drawn, records = self._run(step, columns)
+        taken = iter(drawn)
+        return Pending(step=step, rows=rows, records=records), [[next(taken) for _ in tokens] for tokens in fed]
 
-    @torch.inference_mode()
+    def _replayed(
+        self, recorded: Recorded, rows: list[Row], fed: Sequence[Sequence[int]]
+    ) -> tuple[Pending, list[list[Drawn]]]:
+        """A decode round as it was recorded."""
+        assert self.graphs is not None
+        with self.clock.phase("program_submit"):
+            filled = [_round_row(row.lane, tokens) for row, tokens in zip(rows, fed, strict=True)]
+            self.graphs.start(recorded, filled)
+        with self.clock.phase(WAIT):
+            self.graphs.wait()
+        with self.clock.phase("program_post"):
+            drawn = recorded.drawn(filled)
+        return Pending(step=recorded.step, rows=rows, recorded=recorded), drawn
+
     def insert(self, lanes: Sequence[Lane], spans: Sequence[Sequence[int]]) -> Pending:
         """Process chosen tokens instead of drawn ones (speculation.md §2.7); nothing is sampled."""
         with self.clock.phase("program_submit"):
@@ -136,14 +165,16 @@ class Program:
         rows = [Row(lane=lane, tokens=list(span)) for lane, span in zip(lanes, spans, strict=True)]
         return Pending(step=step, rows=rows, advanced=[len(span) for span in spans])
 
-    @torch.inference_mode()
     def commit(self, pending: Pending, kept: Sequence[int]) -> None:
         """Make ``kept[b]`` of each row's tokens real: ledger, frontier, recurrent state, penalty counts, drafts."""
-        with self.clock.phase(WAIT):  # the model's own work, as its forward pass is
-            if pending.recorded is not None:
-                assert self.graphs is not None
-                self.graphs.fold(pending.recorded, kept)
-            elif pending.advanced is None:
+        if pending.folded is not None:
+            if list(kept) != pending.folded:
+                raise InvariantError(f"a round of one column kept {list(kept)}, its state {pending.folded}")
+        elif pending.recorded is not None:
+            assert self.graphs is not None
+            self.graphs.fold(pending.recorded, pending.kept_in_place(kept))
+        elif pending.advanced is None:
+            with self.clock.phase(WAIT), torch.inference_mode():  # the model's own work, as its forward pass is
                 self.model.fold(pending.step, pending.records, kept, self.states.parts)
         for b, (row, count) in enumerate(zip(pending.rows, kept, strict=True)):
             lane, tokens = row.lane, row.tokens[:count]
@@ -154,7 +185,8 @@ class Program:
                 lane.frontier += pending.advanced[b]
             else:
                 lane.frontier += count
-                lane.space.trim(lane.frontier)
+                if row.draft is not None:
+                    lane.space.trim(lane.frontier)
             if row.draft is not None and row.source is not None:
                 accepted = min(max(len(row.tokens) - 1, 0), count)
                 lane.drafted += len(row.draft.tokens)
@@ -169,18 +201,9 @@ class Program:
             torch.cuda.synchronize(self.device)
 
     def _run(self, step: Step, columns: Sequence[Column]) -> tuple[list[Drawn], Any]:
-        with self.clock.phase(WAIT):
+        with self.clock.phase(WAIT), torch.inference_mode():
             out = self.model.forward(step, self.cache, self.states.parts)
             return (sample(out.logits, columns, self.public_tokens) if columns else []), out.records
-
-    def _replay(self, recorded: Recorded, fed: Sequence[Sequence[int]], columns: Sequence[Column]) -> list[Drawn]:
-        with self.clock.phase(WAIT):
-            assert self.graphs is not None
-            logits, width = self.graphs.forward(recorded).logits, recorded.shape.width
-            if len(columns) < len(logits):
-                live = [row * width + i for row, tokens in enumerate(fed) for i in range(len(tokens))]
-                logits = logits[live]
-            return sample(logits, columns, self.public_tokens)
 
     def _step(
         self, lanes: Sequence[Lane], fed: Sequence[Sequence[int]], *, wanted: Sequence[int], provisional: bool
@@ -235,4 +258,21 @@ def _column(
         ahead=ahead,
         logprobs=lane.request.logprobs,
         scored=scored,
+    )
+
+
+def _round_row(lane: Lane, tokens: Sequence[int], after: Sequence[int] = ()) -> RoundRow:
+    """``after``: tokens drawn that are not in the ledger yet."""
+    return RoundRow(
+        tokens=tokens,
+        frontier=lane.frontier + len(after),
+        state_slot=lane.state_slot,
+        pages=lane.space.pages,
+        params=lane.params,
+        logprobs=lane.request.logprobs,
+        lane=lane.index,
+        request=lane.request.id,
+        ledger=lane.ledger,
+        after=after,
+        prompt_tokens=lane.prompt_tokens,
     )

@@ -37,7 +37,7 @@ class Publisher:
 
     def started(self, lane: Lane) -> None:
         """The reuse choice is committed; before any output."""
-        self._outbox.put(lane.request.generation, Started(prompt_tokens=lane.prompt_tokens, reused_tokens=0))
+        self._outbox.put(lane.request.generation, Started(prompt_tokens=lane.prompt_tokens, reused_tokens=lane.reused))
         self.progress(lane)
 
     def progress(self, lane: Lane) -> None:
@@ -47,7 +47,7 @@ class Publisher:
         now = self._clock()
         event = Progress(
             total=lane.prompt_tokens,
-            cache=0,
+            cache=lane.reused,
             processed=lane.frontier,
             time_ms=(now - lane.admitted) * 1e3,
             timings=lane.timings(now),
@@ -88,8 +88,9 @@ class Publisher:
         timings = lane.timings(self._clock())
         result = _result(lane, finish, stop_string, timings)
         self._outbox.put(lane.request.generation, Done(result=result, token_ids=tuple(lane.unpublished), logprobs=late))
-        if lane.request.generation is None:
-            return result  # the engine's own warm-up is nobody's request
+        if lane.request.generation is None or lane.request.scored:
+            # the engine's own warm-up is nobody's request; judgements are told of all together
+            return result
         log.info(
             "request_done",
             id=lane.request.id,
@@ -175,7 +176,7 @@ def _result(lane: Lane, finish: FinishReason, stop_string: str | None, timings: 
         content=session.content,
         token_ids=tuple(session.token_ids),
         prompt_tokens=lane.prompt_tokens,
-        cached_tokens=0,
+        cached_tokens=lane.reused,
         completion_tokens=len(session.token_ids),
         reasoning_tokens=session.reasoning_tokens,
         timings=timings,

@@ -9,6 +9,7 @@ from ninfer_core.api.jobs import FinishReason
 from ninfer_core.engine.generation import LocalGeneration
 from ninfer_core.engine.thinking import ThinkingBudget
 from ninfer_core.kv.pages import pages_for
+from ninfer_core.kv.prefix import Prefix
 from ninfer_core.sampling.params import SamplingParams
 from ninfer_core.text.tool_reader import ToolReading
 
@@ -40,6 +41,7 @@ class Request:
     transport_id: str = ""  # the frontend's id of the exchange, for the log
     protocol: str = ""  # likewise
     asked_effort: str | None = None  # the reasoning effort the client named itself, for the log
+    prefix: Prefix | None = None  # what its group begins with; the prompt is processed in two parts then
 
     @property
     def entitlement(self) -> int:

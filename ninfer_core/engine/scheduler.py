@@ -15,6 +15,12 @@ class Staged(NamedTuple):
     lane: int
     remaining: int  # prompt tokens to go
     skips: int  # prefill units of other lanes since its last
+    split: int | None = None  # tokens to a place before the prompt's end where a unit has to end
+
+    @property
+    def ahead(self) -> int:
+        """Tokens to the next place where a unit ends in any case."""
+        return self.remaining if self.split is None else min(self.split, self.remaining)
 
 
 class Scheduler:
@@ -40,9 +46,9 @@ class Scheduler:
         between admissions."""
         return (self.concurrent or not staged) and (not decoding or self.decode_run != 0)
 
-    def unit_tokens(self, remaining: int) -> int:
-        """The next chunk of a prompt with ``remaining`` tokens to go."""
-        return min(remaining, self.chunk)
+    def unit_tokens(self, ahead: int) -> int:
+        """The next chunk of a prompt with ``ahead`` tokens to go, to its end or to a split."""
+        return min(ahead, self.chunk)
 
     def choose(self, staged: Sequence[Staged]) -> Staged | None:
         """The staged lane whose chunk comes next."""
@@ -56,7 +62,7 @@ class Scheduler:
         if forced_rows:
             return "control"
         if staged is not None:
-            owed = self.due(self.unit_tokens(staged.remaining))
+            owed = self.due(self.unit_tokens(staged.ahead))
             return "decode" if decode_rows and self.decode_run < owed else "prefill"
         return "decode" if decode_rows else None
 

@@ -35,6 +35,10 @@ class Counters(msgspec.Struct, kw_only=True):
     cancelled_prefills: int = 0
     cancelled_prefill_computed_tokens: int = 0
     engine_recoveries: int = 0
+    selected_shared_prefix: int = 0  # admissions that started behind what their group shares
+    captures_completed: int = 0  # shared prefixes that were held
+    captures_skipped: int = 0  # for want of a state slot
+    state_forks: int = 0  # states copied for a lane to begin with
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,7 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     kv_pages: int = 0  # mapped
     kv_lease_pages: int = 0  # reserved by running requests, not written yet
     state_slots: int = 0
+    last_selected_frontier: int = 0  # tokens the newest admission did not have to process
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

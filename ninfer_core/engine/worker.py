@@ -73,6 +73,7 @@ class Worker:
         self._host: HostClock = program.clock
         self._streak = 0
         self._back_off = 0
+        self._last_selected_frontier = 0
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------ the thread
@@ -92,14 +93,15 @@ class Worker:
         try:
             while not (self.queue.closed_with and self.idle):
                 self.step()
-                if self.idle and not len(self.queue):
+                if not self.lanes.active and not len(self.queue):
                     self.queue.wait()
         except Exception as error:
             self._fail(error)
 
     @property
     def idle(self) -> bool:
-        return not self.lanes.active
+        """Nothing runs, and nothing is held for what is to come."""
+        return not self.lanes.active and not self.lanes.prefixes
 
     def _now(self) -> float:
         return self._clock()
@@ -121,6 +123,7 @@ class Worker:
                 raise
             self._recover(error)
         with self._host.phase("engine_maintenance"):
+            self.lanes.prefixes.drop_unwanted()
             self.publish()
             self._publisher.flush()
 
@@ -143,6 +146,7 @@ class Worker:
                 self._turn_away(request, closed)
             for lane in self.lanes.active:
                 self._end_with(lane, closed)
+            self.lanes.prefixes.drop_all()
             return
         now = self._clock()
         for request in self.queue.take_out(lambda request: request.cancelled):
@@ -159,7 +163,7 @@ class Worker:
             if lane.request.cancelled:
                 if lane.prefill_remaining:
                     self.counters.cancelled_prefills += 1
-                    self.counters.cancelled_prefill_computed_tokens += lane.frontier
+                    self.counters.cancelled_prefill_computed_tokens += lane.frontier - lane.reused
                 self._publisher.output(lane, lane.session.flush(), (), self._clock())
                 self._finish(lane, "cancelled", None)
 
@@ -176,6 +180,8 @@ class Worker:
             return
         if not self.scheduler.may_admit(staged=len(self.lanes.staged), decoding=len(self.lanes.decoding)):
             return
+        if self.lanes.awaits_prefix(request):
+            return
         try:
             lane = self.lanes.admit(request, self._clock())
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -187,12 +193,23 @@ class Worker:
         if lane is None:
             return
         self.queue.pop()
-        self.counters.selected_root += 1
+        self._count_admission(lane)
         self._publisher.started(lane)
+
+    def _count_admission(self, lane: Lane) -> None:
+        self.counters.reused_prompt_tokens += lane.reused
+        self._last_selected_frontier = lane.reused
+        if lane.reused:
+            self.counters.selected_shared_prefix += 1
+            self.counters.state_forks += bool(self.program.states.parts)
+        else:
+            self.counters.selected_root += 1
 
     def _run_unit(self) -> None:
         began = time.perf_counter()
-        staged = self.scheduler.choose([Staged(x.index, x.prefill_remaining, x.skips) for x in self.lanes.staged])
+        staged = self.scheduler.choose(
+            [Staged(x.index, x.prefill_remaining, x.skips, x.prefill_split) for x in self.lanes.staged]
+        )
         decoding, forced = self.lanes.decoding, self.lanes.forced
         kind = self.scheduler.next_unit(staged=staged, decode_rows=len(decoding), forced_rows=len(forced))
         if kind is None:
@@ -201,9 +218,11 @@ class Worker:
         if kind == "prefill" and staged is not None:
             self._prefill(staged)
         elif kind == "decode":
-            self._commit(self.program.decode(decoding))
+            # with a prompt to process, its next unit comes before the next round
+            pending = self.program.decode(decoding, ahead=staged is None)
+            self._commit(pending)
             self.counters.decode_rounds += 1
-            self.counters.decode_row_rounds += len(decoding)
+            self.counters.decode_row_rounds += len(pending.rows)
         else:
             self._insert(forced)
         self.scheduler.ran(kind)
@@ -220,10 +239,14 @@ class Worker:
         lane.skips = 0
         for other in lanes.values():
             other.skips += 1
-        count = self.scheduler.unit_tokens(staged.remaining)
+        count = self.scheduler.unit_tokens(staged.ahead)
         self.counters.prefill_units += 1
         self.counters.computed_prefill_tokens += count
         self._commit(self.program.prefill(lane, count))
+        held = self.lanes.hold_prefix(lane)
+        if held is not None:
+            self.counters.captures_completed += held
+            self.counters.captures_skipped += not held
 
     def _insert(self, lanes: Sequence[Lane]) -> None:
         """Commit tokens nobody drew. What the output would not keep of them is never processed."""
@@ -302,6 +325,7 @@ class Worker:
         self.lanes.release(lane)
         if finish != "cancelled":
             self.counters.requests += 1
+            self.counters.prefix_cache_hit_tokens += lane.reused
             self.counters.draft_tokens += lane.drafted
             self.counters.draft_accepted_tokens += lane.accepted
 
@@ -332,13 +356,16 @@ class Worker:
                 kv_pages=pool.leased,
                 kv_lease_pages=pool.set_aside,
                 state_slots=self.program.states.slots - self.program.states.available,
+                last_selected_frontier=self._last_selected_frontier,
             ),
             host=self._host.read(),
             queue=tuple(
                 Waiting(request_id=request.id, position=at, wait_seconds=max(now - request.submitted, 0.0))
                 for at, request in enumerate(waiting)
             ),
-            running=tuple(Running(lane=lane.index, prompt_tokens=lane.prompt_tokens) for lane in active),
+            running=tuple(
+                Running(lane=lane.index, prompt_tokens=lane.prompt_tokens, reused_tokens=lane.reused) for lane in active
+            ),
             at=now,
         )
 
@@ -351,7 +378,8 @@ class Worker:
         self.program.synchronize()
         for lane in self.lanes.active:
             self._end_with(lane, InternalError(), reason=f"the engine recovered from {type(error).__name__}")
-        self.lanes.pool.check()
+        self.lanes.prefixes.drop_all()
+        self.lanes.check()
         if self.lanes.pool.available != self.lanes.pool.total:
             raise InvariantError("pages are still held after every lane was released") from error
         self.counters.engine_recoveries += 1

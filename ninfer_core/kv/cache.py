@@ -48,7 +48,7 @@ class KVCache:
         self.device = torch.device(device)
         self.bytes = pages * page_bytes(geometry, dtype)
         self._attend = paged_attention.reference.attend if reference else paged_attention.attend
-        self._store_cast = paged_attention.store.reference if reference else paged_attention.store.store
+        self._scatter = paged_attention.store.reference if reference else paged_attention.store.store
         self._rotate = hadamard.reference.rotate if reference else hadamard.rotate
         # outside inference mode, so that steps in and out of it may write to the planes
         with torch.inference_mode(False):
@@ -65,24 +65,18 @@ class KVCache:
             expected = f"[T, {pool.heads}, {pool.head_dim}]"
             raise InvariantError(f"layer {layer} stores {expected}, not {tuple(k_TGD.shape)}, {tuple(v_TGD.shape)}")
         index = self._derived(step).derived(("slots", pool.heads), lambda: _row_index(step.cache_slots, pool.heads))
-        if pool.keys.is_cast and pool.values.is_cast:
-            self._store_cast(k_TGD, v_TGD, pool.keys.planes[0], pool.values.planes[0], index)
-            return
-        with torch.no_grad():
-            for rows, codec, stored in ((k_TGD, pool.codec.keys, pool.keys), (v_TGD, pool.codec.values, pool.values)):
-                encoded = codec.encode(rows.reshape(-1, pool.head_dim))
-                for plane, part in zip(stored.planes, encoded, strict=True):
-                    plane.view(-1, plane.shape[-1]).index_copy_(0, index, part)
+        self._scatter(k_TGD, v_TGD, pool.keys, pool.values, index)
 
     def attend(self, layer: int, q_THD: Tensor, step: Step, scale: float) -> Tensor:
         """Causal attention of every row over its stored history, this step included: [T, H, D] like ``q``."""
         pool = self.layers[layer]
-        q = self._rotate(q_THD) if pool.codec.rotates_keys else q_THD
-        out = self._attend(q, pool.keys, pool.values, self._derived(step), scale)
-        if pool.codec.rotates_values:
-            out = self._rotate(out)
-        result: Tensor = out.to(q_THD.dtype)
-        return result
+        # back in the dtype of the activations: products of half floats are the GPU's business
+        q = self._rotate(q_THD).to(q_THD.dtype) if pool.codec.rotates_keys else q_THD
+        own, turned = q_THD.dtype, pool.codec.rotates_values
+        out: Tensor = self._attend(
+            q, pool.keys, pool.values, self._derived(step), scale, torch.float32 if turned else own
+        )
+        return self._rotate(out).to(own) if turned else out
 
     def gather(self, layer: int, step: Step, row: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Stored keys and values of positions [start, end) of one row: two [end - start, G, D] fp32, decoded and, where
@@ -119,8 +113,9 @@ class KVCache:
                 )
                 for plane in planes
             )
-            fused = {"is_cast": getattr(side, "is_cast", False), "device_decode": getattr(side, "device_decode", None)}
-            sides.append(Stored(tensors, side.decode, **fused))
+            fused = {name: getattr(side, name, None) for name in ("device_decode", "device_encode")}
+            is_cast = getattr(side, "is_cast", False)
+            sides.append(Stored(tensors, side.decode, is_cast=is_cast, encode=side.encode, **fused))
         return LayerPool(codec=codec, keys=sides[0], values=sides[1], heads=heads, head_dim=head_dim)
 
 

@@ -17,6 +17,8 @@ NO_LIMIT = 1 << 60  # version 1 says "none" with a number near the top
 def free_bytes(device: torch.device) -> int:
     """Free memory of a CUDA device; on a CPU what the machine, or the process's cgroup, can still give."""
     if device.type == "cuda":
+        # what torch holds for the next one who asks is free too
+        torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
     return min([_machine_bytes(), *_cgroup_bytes()])
 

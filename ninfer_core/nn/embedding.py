@@ -1,9 +1,10 @@
-"""Token tables: dense, or decoded row by row from the stored form so that no dense copy exists."""
+"""Token tables: dense, or decoded row by row from the stored form, so that no dense copy exists."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,18 @@ class DenseEmbedding:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         return self.table.index_select(0, token_ids)
+
+
+class PackedEmbedding:
+    """Rows of a table that lies packed on the device, in the activations' dtype."""
+
+    def __init__(self, table: Any, dtype: torch.dtype) -> None:
+        """table: an operation with ``take_rows``."""
+        self.table, self.dtype = table, dtype
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        rows: Tensor = self.table.take_rows(token_ids, self.dtype)
+        return rows
 
 
 class StoredEmbedding:

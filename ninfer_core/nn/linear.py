@@ -30,6 +30,34 @@ class StackedLinear:
     def __init__(self, operations: Sequence[Linear]) -> None:
         self.operations = tuple(operations)
         self.rows = sum(operation.rows for operation in self.operations)
+        self._writers = [getattr(operation, "into", None) for operation in self.operations]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([operation(x) for operation in self.operations], dim=-1)
+        if None in self._writers:
+            return torch.cat([operation(x) for operation in self.operations], dim=-1)
+        return self.into(x, torch.empty(x.shape[0], self.rows, dtype=x.dtype, device=x.device))
+
+    def into(self, x: Tensor, out: Tensor) -> Tensor:
+        """The product written to ``out``."""
+        first = 0
+        for operation, writer in zip(self.operations, self._writers, strict=True):
+            part = out[:, first : first + operation.rows]
+            if writer is None:
+                part.copy_(operation(x))
+            else:
+                writer(x, part)
+            first += operation.rows
+        return out
+
+    def parted(self, rows: int) -> tuple[Linear, Linear] | None:
+        """Two operations, the first of so many rows; None where that ends within an operation, or with the last."""
+        first = 0
+        for i, operation in enumerate(self.operations):
+            if first == rows and i:
+                return _stacked(self.operations[:i]), _stacked(self.operations[i:])
+            first += operation.rows
+        return None
+
+
+def _stacked(operations: Sequence[Linear]) -> Linear:
+    return operations[0] if len(operations) == 1 else StackedLinear(operations)

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from ninfer_core.api import EncodedTensor
+from ninfer_core.api import EncodedTensor, WeightFormat
 from ninfer_core.api.nn import Embedding, Linear, Runtime
 from ninfer_core.api.weights import Shape
 from ninfer_core.errors import InvariantError
 
-from .embedding import DenseEmbedding
-from .linear import DenseLinear
+from .embedding import DenseEmbedding, PackedEmbedding
+from .linear import DenseLinear, StackedLinear
+
+SLAB_ROWS = 256
+"""Rows of a stored format that are made; a matrix repeats them, each beginning with a row of its own."""
 
 
 class RandomWeights:
-    """``api.nn.Weights``: dense matrices that keep the size of what they multiply, small numbers for the rest.
+    """``api.nn.Weights``: matrices that keep the size of what they multiply, small numbers for the rest.
 
-    A parameter's numbers depend on the seed, its name and the device alone. ``matrix_bytes``: of all matrices made, a
-    token table counted when it serves as the head.
+    A parameter's numbers depend on the seed, its name and the device alone. ``formats``: of the matrices that are to
+    lie as a stored format has them; the others are dense. ``matrix_bytes``: of all matrices made, a token table counted
+    when it serves as the head.
     """
 
-    def __init__(self, runtime: Runtime, seed: int = 0) -> None:
+    def __init__(self, runtime: Runtime, seed: int = 0, formats: Mapping[str, WeightFormat] | None = None) -> None:
         self.runtime, self.seed = runtime, seed
+        self.formats = formats or {}
         self.dtype = torch.float32 if runtime.reference else runtime.dtype
         self.matrix_bytes = 0
-        self._tables: dict[str, Tensor] = {}
+        self._tables: dict[str, tuple[Linear, int]] = {}
+        self._slabs: dict[tuple[str, int, float], EncodedTensor] = {}
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """fp32, about 0.1."""
@@ -39,18 +46,75 @@ class RandomWeights:
         if isinstance(names, str):
             names, shapes = (names,), (shapes,)  # type: ignore[assignment]
         if len(names) == 1 and names[0] in self._tables:
-            weight = self._tables[names[0]]
-        else:
-            weight = self._stack(list(zip(names, shapes, strict=True)))  # type: ignore[arg-type]
-        self.matrix_bytes += weight.numel() * weight.element_size()
-        return DenseLinear(weight)
+            operation, size = self._tables[names[0]]
+            self.matrix_bytes += size
+            return operation
+        wanted: list[tuple[str, Shape]] = list(zip(names, shapes, strict=True))  # type: ignore[arg-type]
+        runs = groupby(wanted, key=lambda pair: self._format(pair[0]))
+        operations = [self._operation(form, list(run)) for form, run in runs]
+        return operations[0] if len(operations) == 1 else StackedLinear(operations)
+
+    def dense(self, names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Tensor:
+        if isinstance(names, str):
+            names, shapes = (names,), (shapes,)  # type: ignore[assignment]
+        matrix = self._stack(list(zip(names, shapes, strict=True)))  # type: ignore[arg-type]
+        self.matrix_bytes += matrix.nbytes
+        return matrix
 
     def embedding(self, name: str, shape: Shape) -> Embedding:
-        table = self._tables[name] = self._random(name, shape, 1.0, self.dtype)
+        form = self._format(name)
+        if form is not None:
+            packed = self._packed(form, [(name, shape)], 1.0)
+            if hasattr(packed, "take_rows"):
+                self._tables[name] = packed, form.encoded_bytes(shape)  # type: ignore[assignment]
+                return PackedEmbedding(packed, self.dtype)
+        table = self._random(name, shape, 1.0, self.dtype)
+        self._tables[name] = DenseLinear(table), table.nbytes
         return DenseEmbedding(table)
 
     def parts(self, name: str, shape: Shape) -> tuple[EncodedTensor, ...]:
         raise InvariantError(f"{name}: random weights have no stored form")
+
+    def _format(self, name: str) -> WeightFormat | None:
+        return None if self.runtime.reference else self.formats.get(name)
+
+    def _operation(self, form: WeightFormat | None, wanted: Sequence[tuple[str, Shape]]) -> Linear:
+        packed = None if form is None else self._packed(form, wanted, wanted[0][1][1] ** -0.5)
+        if packed is not None and form is not None:
+            self.matrix_bytes += sum(form.encoded_bytes(tuple(shape)) for _, shape in wanted)
+            return packed
+        weight = self._stack(wanted)
+        self.matrix_bytes += weight.nbytes
+        return DenseLinear(weight)
+
+    def _packed(self, form: WeightFormat, wanted: Sequence[tuple[str, Shape]], scale: float) -> Linear | None:
+        """The matrices in this format; None where nothing multiplies by it as it is stored."""
+        device = self.runtime.device
+        if device.type != "cpu":
+            make = form.gpu_linear
+            return None if make is None else make(self._stored(form, wanted, scale), device)
+        return None if form.cpu_linear is None else form.cpu_linear(self._stored(form, wanted, scale))
+
+    def _stored(self, form: WeightFormat, wanted: Sequence[tuple[str, Shape]], scale: float) -> list[EncodedTensor]:
+        """The matrices by rows: each many times the same slab, begun where its name says."""
+        out = []
+        for name, (rows, columns) in wanted:
+            first = (self.seed + zlib.crc32(name.encode())) % SLAB_ROWS
+            slab = self._slab(form, columns, scale)
+            turned = form.take_rows(slab, [(first + i) % SLAB_ROWS for i in range(SLAB_ROWS)])
+            out += [turned] * (rows // SLAB_ROWS)
+            if rows % SLAB_ROWS:
+                out.append(form.take_rows(turned, range(rows % SLAB_ROWS)))
+        return out
+
+    def _slab(self, form: WeightFormat, columns: int, scale: float) -> EncodedTensor:
+        key = (form.name, columns, scale)
+        if key not in self._slabs:
+            if form.quantize is None:
+                raise InvariantError(f"{form.name} has no encoder, so that nothing can be stored in it")
+            generator = torch.Generator().manual_seed(self.seed + columns)
+            self._slabs[key] = form.quantize(torch.randn(SLAB_ROWS, columns, generator=generator) * scale)
+        return self._slabs[key]
 
     def _stack(self, wanted: Sequence[tuple[str, Shape]]) -> Tensor:
         """The matrices by rows in one tensor, each with the numbers it has alone."""

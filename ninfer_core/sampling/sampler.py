@@ -15,7 +15,7 @@ from torch import Tensor
 from ninfer_core.api import TokenLogprob
 from ninfer_core.sampling.params import DOMAIN, SamplingParams
 from ninfer_kernels.device import gpu_route
-from ninfer_kernels.sampling import TINY, best, pick, support, top_candidates, uniform
+from ninfer_kernels.sampling import TINY, Settings, best, pick, support, top_candidates, uniform
 
 FAILED = -1  # the sentinel of a row whose logits are not finite
 OUTSIDE = -9999.0  # the log probability of a token outside its position's likeliest
@@ -84,34 +84,40 @@ def _drawn(z: Tensor, columns: Sequence[Column]) -> list[Drawn]:
 
 def _drawn_there(gpu: ModuleType, z: Tensor, columns: Sequence[Column]) -> list[Drawn]:
     """The same, drawn where the logits are: what comes back are the tokens, and the candidates of rows that report."""
-    rows = [
-        gpu.Settings(
-            temperature=column.params.temperature,
-            top_p=column.params.top_p,
-            min_p=column.params.min_p,
-            top_k=column.params.top_k,
-            seed=column.params.seed,
-            position=column.position,
-            purpose=column.purpose,
-        )
-        for column in columns
-    ]
-    found = gpu.draw(z, rows)
+    found = gpu.draw(z, [settings(column.params, column.position, column.purpose) for column in columns])
     tokens = found.tokens.tolist()
-    wanted = [row for row, column in enumerate(columns) if column.logprobs is not None and tokens[row] != FAILED]
+    wanted = [row for row, column in enumerate(columns) if column.logprobs is not None]
     reported = {}
     if wanted:
         ids, logprobs = found.ids[wanted].tolist(), found.logprobs[wanted].tolist()
         for row, row_ids, row_logprobs in zip(wanted, ids, logprobs, strict=True):
-            top = [pair for pair in zip(row_ids, row_logprobs, strict=True) if math.isfinite(pair[1])]
-            reported[row] = _record(tokens[row], top, columns[row])
+            reported[row] = record(tokens[row], row_ids, row_logprobs, columns[row].logprobs or 0)
     return [Drawn(token, reported.get(row)) for row, token in enumerate(tokens)]
 
 
-def _record(token: int, top: list[tuple[int, float]], column: Column) -> TokenLogprob:
-    """``top``: the position's likeliest with their log probabilities."""
+def settings(params: SamplingParams, position: int, purpose: int) -> Settings:
+    """How a GPU draws with these parameters."""
+    return Settings(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        position=position,
+        purpose=purpose,
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+    )
+
+
+def record(token: int, ids: Sequence[int], logprobs: Sequence[float], wanted: int) -> TokenLogprob | None:
+    """What is reported of a drawn token with ``wanted`` rivals. ``ids``, ``logprobs``: the position's likeliest, in
+    order, minus infinity where there are fewer. None where nothing could be drawn."""
+    if token == FAILED:
+        return None
+    top = [pair for pair in zip(ids, logprobs, strict=True) if math.isfinite(pair[1])]
     own = next((value for one, value in top if one == token), OUTSIDE)
-    return TokenLogprob(token_id=token, logprob=own, top=tuple(top[: column.logprobs]))
+    return TokenLogprob(token_id=token, logprob=own, top=tuple(top[:wanted]))
 
 
 def _rows(z: Tensor, rows: list[int]) -> Tensor:
@@ -124,7 +130,7 @@ def _draw(logits: np.ndarray, ids: np.ndarray, column: Column) -> int:
     return int(ids[pick(weights, uniform(params.seed, column.position, column.purpose))])
 
 
-def _reports(z: Tensor, columns: Sequence[Column], tokens: Sequence[int]) -> dict[int, TokenLogprob]:
+def _reports(z: Tensor, columns: Sequence[Column], tokens: Sequence[int]) -> dict[int, TokenLogprob | None]:
     """Log probabilities of the rows that want them: over the whole vocabulary, after penalties, before truncation
     (speculation.md §3.6); the temperature divides, 1 for greedy."""
     wanted = [row for row, column in enumerate(columns) if column.logprobs is not None and tokens[row] != FAILED]
@@ -138,12 +144,8 @@ def _reports(z: Tensor, columns: Sequence[Column], tokens: Sequence[int]) -> dic
     found = top_candidates(scaled, DOMAIN)
     out = {}
     for at, row in enumerate(wanted):
-        top = [
-            (int(token), float(value) - mass[at])
-            for token, value in zip(found.ids[at], found.logits[at], strict=True)
-            if math.isfinite(value)
-        ]
-        out[row] = _record(tokens[row], top, columns[row])
+        ids, logprobs = found.ids[at].tolist(), [value - mass[at] for value in found.logits[at].tolist()]
+        out[row] = record(tokens[row], ids, logprobs, columns[row].logprobs or 0)
     return out
 
 

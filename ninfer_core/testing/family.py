@@ -180,6 +180,28 @@ class ModelFamilyContract:
             for r in range(3):
                 self.same(alone[r], together[r])
 
+    @pytest.mark.parametrize("frontier", [64, 128])
+    def test_a_sequence_can_begin_with_anothers_pages_and_a_copy_of_its_state(
+        self, built: Built, frontier: int
+    ) -> None:
+        """Between prompts that begin alike the core hands on whole pages and the state slot, and nothing else."""
+        shared, own, other = (self.prompt_ids(built, n, 30 + n) for n in (frontier, 9, 70))
+        rig, alone = self.rig(built), self.rig(built)
+        for ids in (shared, own, other):
+            alone.feed({row: ids for row, rest in ((0, own), (1, other)) if ids in (shared, rest)})
+        rig.feed({0: shared}, wanted="none")
+        rig.pages[1][: frontier // 64] = rig.pages[0][: frontier // 64]
+        rig.frontiers[1] = frontier
+        for part in rig.state.values():
+            part[rig.slots[1]] = part[rig.slots[0]]
+        rig.feed({0: own}, wanted="none")
+        rig.feed({1: other}, wanted="none")
+        after = self.prompt_ids(built, 3, 40)
+        for row in (0, 1):
+            self.same_state(alone, row, rig, row)
+            self.same(alone.feed({row: after})[row], rig.feed({row: after})[row])
+        rig.check()
+
     def test_a_step_leaves_the_state_of_other_rows_alone(self, built: Built) -> None:
         rig = self.rig(built)
         rig.feed({0: self.prompt_ids(built, 5, 1), 1: self.prompt_ids(built, 6, 2)})

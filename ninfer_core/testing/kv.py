@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 from ninfer_core.api import KVDtype, Plane, Refusal, RowCodec
 
 from .cache import hadamard, open_codec
+
+if TYPE_CHECKING:
+    from ninfer_kernels.paged_attention import Stored
 
 PARTS = ("keys", "values")
 
@@ -127,6 +131,46 @@ class KVDtypeContract:
             strided.append(wide[:, 1])
         assert torch.equal(codec.decode(tuple(strided)), codec.decode(stored))
 
+    def test_device_functions_do_what_encode_and_decode_do(self, head_dim: int) -> None:
+        """On a GPU, else under Triton's interpreter (``TRITON_INTERPRET=1``)."""
+        if not self._accepts(head_dim):
+            pytest.skip(f"{self.dtype.name} refuses head dimension {head_dim}")
+        where = kernels_run_on()
+        from ninfer_kernels.paged_attention import Rows, gpu, gpu_store, reference, store
+
+        host, device = self._stored(head_dim, "cpu"), self._stored(head_dim, where)
+        k, v = (rows(140, head_dim).bfloat16().float().view(70, 2, head_dim) * scale for scale in (1.0, -0.5))
+        index = torch.randperm(2 * 128, generator=torch.Generator().manual_seed(head_dim))[:140]
+        store.reference(k, v, *host, index)
+        if gpu_store.serves(k, v, *device):
+            gpu_store.store(k.to(where), v.to(where), *device, index.to(where))
+            for mine, theirs in zip(device, host, strict=True):
+                assert_same(tuple(plane.cpu() for plane in mine.planes), theirs.planes)
+        for mine, theirs in zip(device, host, strict=True):
+            for plane, stored in zip(mine.planes, theirs.planes, strict=True):
+                plane.copy_(stored)
+        q = rows(4, head_dim).view(1, 4, head_dim)
+        if gpu.serves(q, *device):
+            seen = [Rows((0, 1), (99,), torch.tensor([[1, 0]], device=at)) for at in (where, "cpu")]
+            got = gpu.attend(q.to(where), *device, seen[0], head_dim**-0.5).cpu()
+            torch.testing.assert_close(got, reference.attend(q, *host, seen[1], head_dim**-0.5), rtol=0, atol=1e-4)
+
+    def _stored(self, head_dim: int, device: str) -> tuple[Stored, Stored]:
+        """Two pages of two KV heads: keys and values."""
+        from ninfer_kernels.paged_attention import Stored
+
+        sides = []
+        for part in PARTS:
+            codec = self._side(part, head_dim)
+            planes = tuple(
+                torch.zeros(2, 2, 64, plane.width, dtype=getattr(torch, plane.dtype), device=device)
+                for plane in self._planes(part, head_dim)
+            )
+            fused = {name: getattr(codec, name, None) for name in ("device_decode", "device_encode")}
+            is_cast = getattr(codec, "is_cast", False)
+            sides.append(Stored(planes, codec.decode, is_cast=is_cast, encode=codec.encode, **fused))
+        return sides[0], sides[1]
+
     def _accepts(self, head_dim: int) -> bool:
         try:
             self._planes("keys", head_dim)
@@ -155,6 +199,16 @@ class KVDtypeContract:
         codec = open_codec(self.dtype, head_dim)
         rotated = codec.rotates_keys if part == "keys" else codec.rotates_values
         return hadamard(x.float()) if rotated else x.float()
+
+
+def kernels_run_on() -> str:
+    """Where Triton kernels run here; without such a place the test is skipped."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        return "cuda"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("no GPU, and TRITON_INTERPRET is not 1")
+    return "cpu"
 
 
 def rows(count: int, head_dim: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,7 +17,9 @@ class WeightFormatContract:
 
     ``refused_shapes``: shapes ``encoded_bytes`` must refuse. ``tolerance``: for a format with an encoder, the largest
     error of a decoded element as a share of the tensor's largest. ``cpu_tolerance``: the largest error of the packed
-    CPU route, as a share of the largest output (only the order of summation may differ).
+    CPU route, as a share of the largest output (only the order of summation may differ). ``gpu_tolerance``: that of the
+    operation on a GPU, whose result, and for many rows whose weights, are rounded to bf16. ``gpu``: the device it is
+    tried on; None: the CUDA device, where there is one.
     """
 
     format: ClassVar[WeightFormat]
@@ -25,6 +27,8 @@ class WeightFormatContract:
     refused_shapes: ClassVar[tuple[Shape, ...]] = ()
     tolerance: ClassVar[float] = 0.0
     cpu_tolerance: ClassVar[float] = 1e-5
+    gpu_tolerance: ClassVar[float] = 2**-7
+    gpu: ClassVar[torch.device | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "shape" in metafunc.fixturenames:
@@ -97,6 +101,48 @@ class WeightFormatContract:
             expected = activations.double() @ dense.T
             rounding = 2**-8 if activations.dtype == torch.bfloat16 else 0.0
             assert (out.double() - expected).abs().max() <= (self.cpu_tolerance + rounding) * expected.abs().max()
+
+    @pytest.mark.parametrize("tokens", [1, 3, 17], ids=lambda tokens: f"T{tokens}")
+    def test_the_operation_on_a_gpu_multiplies_by_the_decoded_weights(self, shape: Shape, tokens: int) -> None:
+        linear, dense = self.gpu_operation(shape)
+        assert linear.rows == len(dense)
+        x = random_tensor((tokens, shape[1]), 7)
+        dtypes = (torch.bfloat16, torch.float32) if self.gpu is None else (torch.float32,)
+        for dtype in dtypes:
+            out = linear(x.to(self._gpu(), dtype))
+            assert out.dtype == dtype
+            assert tuple(out.shape) == (tokens, linear.rows)
+            expected = x.to(dtype).double() @ dense.double().T
+            assert (out.cpu().double() - expected).abs().max() <= self.gpu_tolerance * expected.abs().max()
+            if hasattr(linear, "into"):
+                wide = torch.zeros(tokens, linear.rows + 2, dtype=dtype, device=self._gpu())
+                linear.into(x.to(self._gpu(), dtype), wide[:, 1:-1])
+                assert torch.equal(wide[:, 1:-1], out)
+                assert not wide[:, [0, -1]].any(), "written beside its place"
+
+    def test_the_operation_on_a_gpu_gives_rows_of_the_decoded_weights(self, shape: Shape) -> None:
+        linear, dense = self.gpu_operation(shape)
+        if not hasattr(linear, "take_rows"):
+            pytest.skip(f"{self.format.name} is no table on a GPU")
+        ids = torch.tensor([linear.rows - 1, 0, linear.rows - 1])
+        taken = linear.take_rows(ids.to(self._gpu()), torch.float32).cpu()
+        assert taken.dtype == torch.float32
+        assert ((taken - dense[ids]).abs() <= 2**-8 * dense[ids].abs()).all()
+
+    def gpu_operation(self, shape: Shape) -> tuple[Any, Tensor]:
+        """Two matrices as one operation, and what they decode to."""
+        if self.format.gpu_linear is None or len(shape) != 2:
+            pytest.skip(f"{self.format.name} becomes dense on a GPU")
+        if self.gpu is None and not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+        parts = [self.sample(shape, 5), self.sample(shape, 6)]
+        linear = self.format.gpu_linear(parts, self._gpu())
+        if linear is None:
+            pytest.skip(f"{self.format.name} has no operation for {shape} on {self._gpu()}")
+        return linear, torch.cat([self.format.decode(part) for part in parts])
+
+    def _gpu(self) -> torch.device:
+        return torch.device("cuda") if self.gpu is None else self.gpu
 
 
 def random_tensor(shape: Shape, seed: int) -> Tensor:

@@ -195,3 +195,12 @@ def test_the_scan_agrees_with_a_strict_reader(body):
         assert not taken(body)
     else:
         assert taken(body)
+
+
+def test_objects_and_arrays_beyond_the_bound_are_refused_and_brackets_in_text_are_none():
+    most = json_scan.MAX_CONTAINERS
+    json_scan.check_containers(b"[" + b"{}," * (most - 2) + b"{}]")
+    with pytest.raises(ApiError) as caught:
+        json_scan.check_containers(b"[" + b"{}," * most + b"{}]")
+    assert caught.value.code == "request_too_complex" and str(most) in caught.value.message
+    json_scan.check_containers(b'["' + b"[{" * most + b'"]')

@@ -120,7 +120,8 @@ def test_bench_prints_a_row_for_prefill_and_one_for_decode(call, model):
     ]
     assert [row["tokens"] for row in rows if row["op"] == "prefill"] == [70, 140]
     assert all(0 < row["p20_ms"] <= row["median_ms"] <= row["p80_ms"] for row in rows)
-    assert all(row["note"] == "toy" and row["versions"]["ninfer"] for row in rows)
+    assert all(row["note"] == "toy-kv-bf16" and row["versions"]["ninfer"] for row in rows)
+    assert all(row["command"].endswith("--decode-tokens 8 --rows 1,2 --repeats 2") for row in rows)
     assert err.count("tokens/s") == 4
 
 

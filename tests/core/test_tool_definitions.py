@@ -6,14 +6,22 @@ from functools import partial
 
 import pytest
 
-from ninfer_core.api import ApiError
+from ninfer_core.api import ApiError, Tool
 from ninfer_core.api.tool_sets import (
     UnsupportedTool,
     check_declared_names,
     check_name,
-    dropped_headers,
     read_tools,
+    tool_headers,
 )
+from ninfer_core.testing.fakes import renamed
+
+SHOWS = renamed("model")
+BLIND = renamed("model", shows_tools=False)
+
+
+def tool(name: str) -> Tool:
+    return Tool(name=name, definition="{}")
 
 
 def unsupported(label: str) -> str:
@@ -55,8 +63,14 @@ def test_a_lenient_server_drops_what_cannot_be_honoured_and_nothing_else():
 
 
 def test_the_header_names_them_in_plain_characters():
-    assert dropped_headers(()) == {}
+    assert tool_headers(SHOWS, [tool("seen")]) == {}
     _, dropped = read_tools([partial(unsupported, "a\r\nset-cookie: é"), partial(unsupported, "x" * 500)], lenient=True)
-    assert dropped_headers(dropped) == {"x-ninfer-dropped-tools": f"a??set-cookie:??, {'x' * 64}"}
+    assert tool_headers(SHOWS, (), dropped) == {"x-ninfer-dropped-tools": f"a??set-cookie:??, {'x' * 64}"}
     _, many = read_tools([partial(unsupported, "t")] * 40, lenient=True)
-    assert dropped_headers(many)["x-ninfer-dropped-tools"] == ", ".join(["t"] * 32 + ["and 8 more"])
+    assert tool_headers(SHOWS, (), many)["x-ninfer-dropped-tools"] == ", ".join(["t"] * 32 + ["and 8 more"])
+
+
+def test_the_header_names_tools_that_the_template_has_no_place_for():
+    assert tool_headers(BLIND, [tool("a"), tool("b")], ["web_search"]) == {"x-ninfer-dropped-tools": "web_search, a, b"}
+    assert tool_headers(SHOWS, [tool("a")], ["web_search"]) == {"x-ninfer-dropped-tools": "web_search"}
+    assert tool_headers(BLIND, []) == {}

@@ -17,6 +17,7 @@ from ninfer_core.engine.load import load_engine
 from ninfer_core.engine.progress import Silent
 from ninfer_core.engine.request import Request, output_budget
 from ninfer_core.engine.thinking import plan_budget
+from ninfer_core.kv.prefix import Prefix
 from ninfer_core.options import parse
 from ninfer_core.plugins import Plugins
 from ninfer_core.sampling.params import resolve
@@ -73,6 +74,8 @@ class Driver:
         budget_tokens: int | None = None,
         logprobs: int | None = None,
         thinking: bool = False,
+        scored: tuple[int, ...] = (),
+        prefix: Prefix | None = None,
     ) -> LocalGeneration:
         format, limits = self.engine.format, self.engine.limits
         ids = tuple(format.tokenizer.encode_with_control(prompt))
@@ -105,6 +108,8 @@ class Driver:
             deadline=self.now + patience,
             submitted=self.now,
             generation=generation,
+            scored=scored,
+            prefix=prefix,
         )
         self.worker.queue.submit(request)
         return generation
@@ -121,10 +126,32 @@ class Driver:
             self.step()
         raise AssertionError("the engine does not come to rest")
 
+    def run_out_of_memory_in_the_next_unit(self) -> None:
+        """It fails after it ran."""
+        model = self.worker.program.model
+        forward = type(model).forward
+
+        def broken(step: Any, cache: Any, state: Any) -> Any:
+            model.forward = functools.partial(forward, model)  # type: ignore[method-assign]
+            forward(model, step, cache, state)
+            raise MemoryError
+
+        model.forward = broken  # type: ignore[method-assign]
+
+    def run_out_of_memory_in_the_next_admission(self) -> None:
+        lanes = self.worker.lanes
+        real = lanes._open_session
+
+        def broken(request: Request) -> Any:
+            lanes._open_session = real
+            raise MemoryError
+
+        lanes._open_session = broken
+
     def check_at_rest(self) -> None:
         """Everything is back where it was before the first request."""
         worker = self.worker
-        worker.lanes.pool.check()
+        worker.lanes.check()
         assert worker.lanes.pool.available == worker.lanes.pool.total
         assert worker.program.states.available == worker.program.states.slots
         assert worker.idle

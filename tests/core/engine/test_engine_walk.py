@@ -5,7 +5,6 @@ text. Checked after every step: pages and states are conserved, what is visible 
 in the order they came, a capacity unit is held exactly as long as somebody needs it.
 """
 
-import functools
 import tempfile
 from pathlib import Path
 
@@ -92,29 +91,12 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def run_out_of_memory(self):
-        """The next unit fails after it ran."""
-        model = self.driver.worker.program.model
-        forward = type(model).forward
-
-        def broken(step, cache, state):
-            model.forward = functools.partial(forward, model)
-            forward(model, step, cache, state)
-            raise MemoryError
-
-        model.forward = broken
+        self.driver.run_out_of_memory_in_the_next_unit()
         self.faults += 1
 
     @rule()
     def run_out_of_memory_in_an_admission(self):
-        """The next request that is admitted cannot be."""
-        lanes = self.driver.worker.lanes
-        real = lanes._open_session
-
-        def broken(request):
-            lanes._open_session = real
-            raise MemoryError
-
-        lanes._open_session = broken
+        self.driver.run_out_of_memory_in_the_next_admission()
         self.faults += 1
 
     @invariant()

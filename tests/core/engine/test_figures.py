@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer_core.api import Delta, Done, SamplingRequest
-from ninfer_core.engine import load
+from ninfer_core.engine import device_start, sizing
 from ninfer_core.engine.stats import PHASES, WAIT, HostClock
 from ninfer_core.errors import Refusal
 
@@ -227,10 +227,10 @@ def test_automatic_capacity_takes_what_memory_has_and_the_lanes_can_use(tmp_path
 def test_automatic_capacity_leaves_the_headroom_free(tmp_path, monkeypatch, headroom, pages):
     """The default is 1024 MiB; a page is half a MiB here."""
     flags = ("--kv-capacity", "auto", "--max-concurrency", "3", "--max-context", "1000", *headroom)
-    monkeypatch.setattr(load, "page_bytes", lambda geometry, dtype: 1 << 19)
-    monkeypatch.setattr(load, "free_bytes", lambda device: 1034 << 20)
+    monkeypatch.setattr(device_start, "page_bytes", lambda geometry, dtype: 1 << 19)
+    monkeypatch.setattr(sizing, "free_bytes", lambda device: 1034 << 20)
     assert open_engine(tmp_path, SCRIPT, *flags).limits.pool_pages == pages
-    monkeypatch.setattr(load, "free_bytes", lambda device: 1031 << 20)
+    monkeypatch.setattr(sizing, "free_bytes", lambda device: 1031 << 20)
     with pytest.raises(Refusal, match=r"--kv-capacity auto: \d MiB are left beside 102[45] MiB of headroom"):
         open_engine(tmp_path, SCRIPT, *flags)
 

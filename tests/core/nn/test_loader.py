@@ -218,6 +218,80 @@ def test_off_the_cpu_weights_are_dense_and_a_tied_head_is_the_table():
     assert reference.linear("table", (3, 8)).weight.dtype == torch.float32
 
 
+class OnDevice(HalvesLinear):
+    """A packed route off the CPU: it writes where it is told and gives rows."""
+
+    def into(self, x: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(self(x))
+
+    def take_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.weight[ids].to(dtype)
+
+
+def off_the_cpu(checkpoint, *, reference=False, gpu_linear=lambda tensors, device: OnDevice(tensors)):
+    """The routes of a device other than the CPU, with two formats that are packed there; what is sent to them can still
+    be read."""
+    built = weights(checkpoint, reference=reference, dtype=torch.bfloat16, device="meta")
+    built._sent = lambda values: values
+    packed = replace(HALVES, name="packed", gpu_linear=gpu_linear)
+    built.weight_formats.add("packed", packed, origin="test")
+    built.weight_formats.add("other", replace(packed, name="other"), origin="test")
+    return built
+
+
+def kept(name: str, values: Tensor) -> EncodedTensor:
+    return replace(encode_halves(values), format=name)
+
+
+def test_off_the_cpu_a_format_with_a_route_of_its_own_stays_packed():
+    checkpoint = Memory(a=[kept("packed", A)], b=[kept("packed", B)])
+    packed = off_the_cpu(checkpoint).linear(["a", "b"], [(3, 8), (5, 8)])
+    assert isinstance(packed, OnDevice)
+    assert packed.stacked == 2
+    assert isinstance(off_the_cpu(checkpoint, reference=True).linear(["a", "b"], [(3, 8), (5, 8)]), loader.DenseLinear)
+
+
+def test_a_dense_matrix_is_decoded_even_where_its_format_could_stay_packed():
+    checkpoint = Memory(a=[kept("packed", A), *stack((BF16, B))], b=[kept("other", C)])
+    built = off_the_cpu(checkpoint)
+    matrix = built.dense(["a", "b"], [(8, 8), (2, 8)])
+    assert (matrix.shape, matrix.dtype, matrix.device.type) == ((10, 8), torch.bfloat16, "meta")
+    assert built.decoded_bytes == {"packed": 2 * A.numel(), "other": 2 * C.numel()}
+    assert torch.equal(weights(Memory(a=stack((HALVES, A), (BF16, B)))).dense("a", (8, 8)), torch.cat([A, B]))
+
+
+def test_a_route_that_cannot_run_there_leaves_dense_weights():
+    asked = []
+    built = off_the_cpu(Memory(a=[kept("packed", A)]), gpu_linear=lambda tensors, device: asked.append(device))
+    dense = built.linear("a", (3, 8))
+    assert asked == [torch.device("meta")]
+    assert (dense.weight.dtype, dense.weight.device.type) == (torch.bfloat16, "meta")
+    assert built.embedding("a", (3, 8)).table.device.type == "meta"
+
+
+def test_packed_formats_write_their_outputs_side_by_side():
+    checkpoint = Memory(a=[kept("packed", A), kept("other", B)], b=[kept("packed", C)])
+    stacked = off_the_cpu(checkpoint).linear(["a", "b"], [(8, 8), (2, 8)])
+    assert len(stacked.operations) == 3
+    expected = torch.cat([A, B, C])
+    assert torch.equal(stacked(X), X @ expected.t())
+    out = torch.full((4, 12), 7.0)
+    stacked.into(X, out[:, 1:11])
+    assert torch.equal(out[:, 1:11], X @ expected.t())
+    assert (out[:, [0, 11]] == 7).all()
+
+
+def test_a_packed_table_gives_rows_and_is_its_own_head():
+    built = off_the_cpu(Memory(table=[kept("packed", A), kept("packed", B)]))
+    embedding = built.embedding("table", (8, 8))
+    rows = embedding(torch.tensor([7, 0, 7]))
+    assert rows.dtype == torch.bfloat16
+    assert torch.equal(rows, torch.cat([A, B])[[7, 0, 7]].bfloat16())
+    assert built.linear("table", (8, 8)) is embedding.table
+    mixed = off_the_cpu(Memory(table=[kept("packed", A), kept("other", B)])).embedding("table", (8, 8))
+    assert mixed.table.device.type == "meta"
+
+
 def test_progress_counts_each_parameter_once(monkeypatch):
     checkpoint = Memory(a=stack((HALVES, A)), b=stack((BF16, B)))
     total = A.numel() + 2 * B.numel()

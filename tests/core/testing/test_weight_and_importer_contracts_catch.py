@@ -44,6 +44,11 @@ class Packed:
         return (x.float() @ self.weights.T).to(x.dtype)
 
 
+class Shown(Packed):
+    def take_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.weights[ids].to(dtype)
+
+
 HALF = WeightFormat(
     name="half",
     layout="plain",
@@ -52,11 +57,13 @@ HALF = WeightFormat(
     take_rows=take_rows,
     quantize=quantize,
     cpu_linear=Packed,
+    gpu_linear=lambda parts, device: Shown(parts),
 )
 
 
 class TestHalf(WeightFormatContract):
     format = HALF
+    gpu = torch.device("cpu")
     refused_shapes = ((2, 3),)
     tolerance = 2**-11
 
@@ -64,6 +71,7 @@ class TestHalf(WeightFormatContract):
 def contract(**changes: Any) -> WeightFormatContract:
     class Broken(WeightFormatContract):
         format = replace(HALF, **changes)
+        gpu = torch.device("cpu")
         tolerance = 2**-11
         refused_shapes = ((2, 3),)
 
@@ -89,6 +97,18 @@ CAUGHT: list[tuple[str, dict[str, Any], str, tuple[Any, ...]]] = [
         {"cpu_linear": lambda parts: Packed(parts, 0.001)},
         "test_the_packed_route_multiplies_by_the_decoded_weights",
         ((4, 256), 3),
+    ),
+    (
+        "other products on a GPU",
+        {"gpu_linear": lambda parts, device: Packed(parts, 0.02)},
+        "test_the_operation_on_a_gpu_multiplies_by_the_decoded_weights",
+        ((4, 256), 3),
+    ),
+    (
+        "another matrix on a GPU",
+        {"gpu_linear": lambda parts, device: Shown(parts, 0.01)},
+        "test_the_operation_on_a_gpu_gives_rows_of_the_decoded_weights",
+        ((4, 256),),
     ),
 ]
 

@@ -1,4 +1,6 @@
+import gc
 import time
+import weakref
 from datetime import datetime
 
 import pytest
@@ -188,3 +190,23 @@ def test_variables_nested_beyond_python_are_refused():
 def test_rendering_twice_gives_the_same_text():
     one = template("{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{{ n.i }}{% endfor %}")
     assert {one.render(HELLO * 3, settings={}, client={}).text for _ in range(3)} == {"123"}
+
+
+class Words(str):
+    """Text that can be watched."""
+
+
+def test_a_conversation_is_let_go_with_its_rendering():
+    watched = Words("hi there")
+    gone: list[int] = []
+    weakref.finalize(watched, gone.append, 1)
+    source = (
+        "{% macro say(t) %}{{ t }}{% endmacro %}{% for m in messages %}{{ say(m.content) }}, {{ extra }}{% endfor %}"
+    )
+    gc.disable()
+    try:
+        assert template(source).render(HELLO, settings={"extra": watched}, client={}).text == "hello, hi there"
+        del watched
+        assert gone == [1]
+    finally:
+        gc.enable()

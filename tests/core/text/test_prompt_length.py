@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ninfer_core.api import ChatJob, ContextLengthExceeded, Message, Part, RawJob
+from ninfer_core.api import ChatJob, ContextLengthExceeded, Message, Part, RawJob, Tool
 from ninfer_core.text import length
 from ninfer_core.text.length import LengthGuard
 from ninfer_core.text.prompt import PromptBuilder
@@ -115,6 +116,65 @@ def test_more_turns_than_a_far_context_has_tokens_are_refused_unread():
     guard.check_turns(turns[:40])
     with pytest.raises(ContextLengthExceeded, match="at least 41"):
         guard.check_turns(turns)
+
+
+def tools(count: int, text: str = "") -> list[Tool]:
+    definition = '{"type": "function", "function": {"name": "t%d", "description": "%s"}}'
+    return [Tool(name=f"t{at}", definition=definition % (at, text)) for at in range(count)]
+
+
+def test_more_turns_than_could_fit_are_refused_unread_where_a_turn_is_many_tokens():
+    guard = LengthGuard(Letters(), 10)
+    turns = [Message(role="assistant", content=(Part(text=""),))] * 11
+    guard.check_turns(turns[:10], turn_tokens=5)
+    guard.check_turns(turns, turn_tokens=3)
+    with pytest.raises(ContextLengthExceeded, match="at least 11"):
+        guard.check_turns(turns, turn_tokens=5)
+
+
+def test_more_tools_than_could_fit_are_refused_unread():
+    tokenizer = Letters()
+    guard = LengthGuard(tokenizer, CONTEXT)
+    guard.check_tools(tools(CONTEXT // 20))
+    assert tokenizer.seen == 0
+    with pytest.raises(ContextLengthExceeded, match="at least 101"):
+        guard.check_tools(tools(CONTEXT + 1), whole=False)
+    with pytest.raises(ContextLengthExceeded, match="at least"):
+        guard.check_tools(tools(3, "x" * 400))
+    guard.check_tools(tools(3, "x" * 400), whole=False)
+
+
+def test_white_space_in_a_definition_counts_for_nothing():
+    spaced = Tool(name="f", definition='{"type": "function",' + " " * 10_000 + '"function": {"name": "f"}}')
+    tokenizer = Letters()
+    LengthGuard(tokenizer, CONTEXT).check_tools([spaced])
+    assert tokenizer.seen == 0
+    broken = Tool(name="f", definition="{" * 1000)
+    with pytest.raises(ContextLengthExceeded):
+        LengthGuard(tokenizer, CONTEXT).check_tools([broken])
+
+
+@pytest.mark.parametrize("thread", [pytest.param(0, id="ten-thousand-tools")])
+def test_tools_and_turns_far_too_many_are_not_rendered(qwen, monkeypatch, thread):
+    shows = {"template_override": "{{ tools | tojson }}{% for m in messages %}{{ m.content }}\n.{% endfor %}"}
+    built = prompts(qwen, **shows)
+    monkeypatch.setattr(PromptBuilder, "_render", None)
+    for job in (
+        replace(user("hi"), tools=tuple(tools(10_000))),
+        replace(user("hi"), tools=tuple(tools(20, "some words " * 10))),
+        ChatJob(messages=user("hi").messages * 1000),
+    ):
+        with pytest.raises(ContextLengthExceeded, match="at least"):
+            built.chat(job)
+
+
+def test_tools_that_a_template_does_not_show_do_not_count(qwen):
+    blind = prompts(qwen, template_override="{{ messages[0].content }}")
+    assert len(blind.chat(replace(user("hi"), tools=tuple(tools(10_000)))).ids) < 5
+    assert not blind.shows_tools
+    names = prompts(qwen, template_override="{% for t in tools %}{{ t.function.name }}{% endfor %}hi")
+    assert names.shows_tools
+    assert len(names.chat(replace(user("hi"), tools=tuple(tools(3, "x" * 10_000)))).ids) < 20
 
 
 def test_the_count_of_a_prompt_somewhat_too_long_is_exact(qwen):

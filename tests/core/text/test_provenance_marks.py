@@ -7,7 +7,8 @@ from ninfer_core.text.provenance import Marked, Marks, Spellings, free_character
 from ninfer_core.text.template import ChatTemplate
 
 MARK = "\ufdd0"
-SPELLINGS = Spellings(["<think>", "</think>", "<|im_end|>", "<|im_start|>", "ab", "aba", "[X]"])
+WORDS = ["<think>", "</think>", "<|im_end|>", "<|im_start|>", "ab", "aba", "[X]"]
+SPELLINGS = Spellings(WORDS)
 MARKS = Marks(SPELLINGS, MARK)
 
 client = st.lists(
@@ -36,6 +37,24 @@ def test_no_spelling_survives_in_a_clients_string_and_the_text_does(text):
 @given(st.lists(client, min_size=2, max_size=4), st.sampled_from(["", "\n", " "]))
 def test_strings_put_side_by_side_by_code_that_knows_no_marks_form_no_spelling(parts, between):
     assert controls(between.join(raw(MARKS.text(part)) for part in parts)) == []
+
+
+@given(client, client)
+def test_one_behind_the_other_has_the_marks_of_both(left, right):
+    one, two = MARKS.text(left), MARKS.text(right)
+    together = one + two
+    assert together == left + right and len(together) == len(left + right)
+    assert raw(together) == raw(MARKS.read(raw(one) + raw(two)))
+    assert raw(one + raw(two)) == raw(raw(one) + two) == raw(together)
+    assert raw((together + "x")[1:]) == raw(MARKS.read(raw(together) + "x")[1:])
+
+
+@given(client)
+def test_marks_stand_where_a_spelling_may_begin(text):
+    ends = {len(text) - n + 1 for n in range(1, len(text) + 1) for word in WORDS if word[:n] == text[len(text) - n :]}
+    ends -= {len(text) - len(word) + 1 for word in WORDS if text.endswith(word)}
+    assert SPELLINGS.edges(text) | ends == SPELLINGS.edges(text)
+    assert SPELLINGS.edges(text) <= {0, *range(max(len(text) - SPELLINGS.longest, 0), len(text) + 1)}
 
 
 @given(client, st.integers(-9, 9), st.integers(-9, 9))

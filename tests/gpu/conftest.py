@@ -1,0 +1,6 @@
+"""Tests of the real kernels; each is marked ``gpu``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that the tests of this folder can share `sides`
