@@ -42,6 +42,15 @@ def prompt(content: bytes) -> bytes:
     return b'{"messages":[' + message(content) + b"]}"
 
 
+TOOL = b"""{"type":"function","function":{"name":"t%d","description":"Does it.","parameters":{"type":"object",
+"properties":{"a":{"type":"string","description":"the first"},"b":{"type":"integer"}},"required":["a"]}}}"""
+
+
+def many(one: bytes, size: int) -> bytes:
+    """``one`` with a number in it, as often as ``size`` has room for."""
+    return b",".join(one % at for at in range(size // len(one)))
+
+
 KINDS: dict[str, Callable[[int], bytes]] = {
     "one-string": lambda size: chat(message(b'"' + b"x" * size + b'"')),
     "one-prompt": lambda size: prompt(b'"' + b"word " * (size // 5) + b'"'),
@@ -49,6 +58,7 @@ KINDS: dict[str, Callable[[int], bytes]] = {
     "strings-of-10-mib": lambda size: chat(*[message(b'"' + b"x" * PART + b'"')] * max(size // PART, 1)),
     "escapes": lambda size: chat(message(b'"' + rb"a line\n" * (size // 8) + b'"')),
     "small-messages": lambda size: chat(*[message(b'"hello"')] * (size // 34)),
+    "many-tools": lambda size: prompt(b'"hi"')[:-1] + b',"tools":[' + many(TOOL, size) + b"]}",
     "token-ids": lambda size: b'{"model":"another","messages":[],"x":[' + b"12345," * (size // 6) + b"1]}",
     "deep": lambda size: b'{"messages":' + b"[" * size,
     "unknown-string": lambda size: chat(message(b'"hi"'))[:-1] + b',"unknown":"' + b"x" * size + b'"}',

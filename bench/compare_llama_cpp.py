@@ -53,7 +53,8 @@ def main() -> int:
             theirs["decode"] += measured.decode_ms
             decoded = measured.decoded
         for item in ninfer(model, args):
-            ours[item.op].append(item)
+            if item.op in ours:
+                ours[item.op].append(item)
     rows = [merged(items) for items in ours.values()]
     if installed:
         tokens = {"prefill": args.prompt_tokens, "decode": decoded}

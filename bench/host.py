@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 import multiprocessing
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -26,12 +26,13 @@ import msgspec
 from served import HOST, Served, write_script
 
 from ninfer_core.api import ChatJob, Message, Part, PromptFormat, RawJob, SamplingRequest
+from ninfer_core.cli.bench.boundaries import full_rounds, host_rows, snapshots_of
 from ninfer_core.cli.rows import Row, append, row
 from ninfer_core.demo import demo_model
 from ninfer_core.engine.engine import SWITCH_SECONDS, LocalEngine
 from ninfer_core.engine.load import load_engine
 from ninfer_core.engine.progress import Silent
-from ninfer_core.engine.stats import PHASES, Snapshot
+from ninfer_core.engine.stats import Snapshot
 from ninfer_core.logs import configure
 from ninfer_core.options import parse
 from ninfer_core.plugins import load
@@ -78,24 +79,8 @@ def rounds() -> Iterator[Row]:
     sys.setswitchinterval(SWITCH_SECONDS)
     for count in ROWS:
         for impl, clock in (("wall", time.perf_counter), ("cpu", time.thread_time)):
-            yield from round_rows(count, impl, asyncio.run(decoded(count, clock)))
-
-
-def round_rows(count: int, impl: str, snapshots: Sequence[Snapshot]) -> Iterator[Row]:
-    """Two rows of decode rounds over ``count`` lanes: the host's part, and the model with the sampler."""
-    pairs = [(a, b) for a, b in pairwise(snapshots) if is_one_round(a, b, count)][-ROUNDS:]
-    spent = {name: [b.host.phases[name] - a.host.phases[name] for a, b in pairs] for name in PHASES}
-    shares = ", ".join(f"{name} {1e3 * statistics.median(seconds):.3f}" for name, seconds in spent.items())
-    host = [1e3 * (b.host.total - a.host.total) for a, b in pairs]
-    model = [1e3 * (b.host.device_wait - a.host.device_wait) for a, b in pairs]
-    yield row("decode_host", f"R{count}", impl, host, tokens=count, note=f"p50 of phases: {shares}")
-    yield row("decode_device_wait", f"R{count}", impl, model, tokens=count, note="the scripted model and the sampler")
-
-
-def is_one_round(before: Snapshot, after: Snapshot, count: int) -> bool:
-    """Whether one decode round over ``count`` rows is all that lies between two boundaries."""
-    ran = (after.counters.decode_rounds - before.counters.decode_rounds, after.counters.prefill_units)
-    return ran == (1, before.counters.prefill_units) and before.gauges.running == after.gauges.running == count
+            found = full_rounds(asyncio.run(decoded(count, clock)), count)[-ROUNDS:]
+            yield from host_rows(found, count, impl, "the scripted model and the sampler")
 
 
 async def decoded(count: int, clock: Callable[[], float]) -> list[Snapshot]:
@@ -104,7 +89,13 @@ async def decoded(count: int, clock: Callable[[], float]) -> list[Snapshot]:
         engine = open_engine(write_script(folder, {"default": ENDLESS}), "--max-concurrency", str(count))
         engine.worker.program.clock._clock = clock  # set before its thread starts
         loop, enough = asyncio.get_running_loop(), asyncio.Event()
-        snapshots = recorded(engine, count, lambda: loop.call_soon_threadsafe(enough.set))
+        full = itertools.count(1)
+
+        def heard(snapshot: Snapshot) -> None:
+            if snapshot.gauges.decode_ready == count and next(full) == WARM_ROUNDS + ROUNDS:
+                loop.call_soon_threadsafe(enough.set)
+
+        snapshots = snapshots_of(engine.worker, heard)
         engine.start(loop)
         jobs = [RawJob(prompt=("go on",), sampling=SamplingRequest(seed=i), max_tokens=4000) for i in range(count)]
         clients = [asyncio.create_task(read_to_the_end(engine, job)) for job in jobs]
@@ -115,23 +106,6 @@ async def decoded(count: int, clock: Callable[[], float]) -> list[Snapshot]:
         engine.stop()
         await asyncio.to_thread(engine.join)
         return snapshots
-
-
-def recorded(engine: LocalEngine, count: int, on_enough: Callable[[], object]) -> list[Snapshot]:
-    """The snapshots the engine publishes from now on; ``on_enough`` after so many of full rounds."""
-    worker, found = engine.worker, []
-    publish, left = worker.publish, WARM_ROUNDS + ROUNDS
-
-    def publish_and_keep() -> None:
-        nonlocal left
-        publish()
-        found.append(worker.snapshot)
-        left -= worker.snapshot.gauges.decode_ready == count
-        if left == 0:
-            on_enough()
-
-    worker.publish = publish_and_keep  # type: ignore[method-assign]
-    return found
 
 
 async def read_to_the_end(engine: LocalEngine, job: RawJob) -> None:

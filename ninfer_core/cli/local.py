@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -50,22 +50,38 @@ class StageLine:
 @contextmanager
 def local_engine(model: str, values: OptionValues, plugins: Plugins) -> Iterator[tuple[LocalEngine, asyncio.Runner]]:
     """The started engine and the runner whose loop its events arrive on. Raises StartupError when it cannot load."""
+
+    def load(line: StageLine) -> LocalEngine:
+        from ninfer_core.engine.load import load_engine
+
+        return load_engine(model, values, plugins, line)
+
+    engine = loaded(load, values)
+    with running(engine) as runner:
+        yield engine, runner
+
+
+def loaded(load: Callable[[StageLine], LocalEngine], values: OptionValues) -> LocalEngine:
+    """What ``load`` makes, its progress shown; StartupError when it cannot."""
     # a command's answer matters, not its events: they are heard from warnings up unless asked for
     level = values["log_level"] if "log_level" in values.given else "warning"
     logs.configure(level, values["log_colours"])
     line = StageLine(sys.stderr)
     try:
-        from ninfer_core.engine.load import load_engine
-
-        engine = load_engine(model, values, plugins, line)
+        return load(line)
     finally:
         line.clear()
+
+
+@contextmanager
+def running(engine: LocalEngine) -> Iterator[asyncio.Runner]:
+    """Start a loaded engine; the runner whose loop its events arrive on. It is stopped at the end."""
     import asyncio
 
     with asyncio.Runner() as runner:
         engine.start(runner.get_loop())
         try:
-            yield engine, runner
+            yield runner
         finally:
             engine.stop()
             engine.join(STOP_SECONDS)
@@ -73,4 +89,4 @@ def local_engine(model: str, values: OptionValues, plugins: Plugins) -> Iterator
 
 def changed(values: OptionValues, **settings: object) -> OptionValues:
     """``values`` with some settings replaced, as if the operator had left them to the command."""
-    return OptionValues({**values, **settings}, values.given)
+    return OptionValues({**values, **settings}, values.given, values.words)

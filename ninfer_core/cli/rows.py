@@ -10,12 +10,16 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are of one call; rates (tokens/s, GB/s) are derived from ``tokens`` and ``bytes_moved``, never typed."""
+    """Times are of one call; rates are derived from ``tokens``, ``bytes_moved`` and ``flops``, never typed."""
 
     op: str  # "decode", "prefill", "quant_linear"
     shape: str  # "R1-P512-D64"
@@ -27,14 +31,27 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     max_ms: float | None = None
     tokens: int = 0  # produced or read by one call
     bytes_moved: int = 0
+    flops: int = 0
     device: str
-    versions: dict[str, str]  # ninfer, its commit, python, torch
+    versions: dict[str, str]  # ninfer, its commit, python, torch, triton, CUDA
     note: str = ""
+    command: str = ""
     measured: str  # local date and time
 
     @property
     def tokens_per_second(self) -> float:
-        return 1e3 * self.tokens / self.median_ms if self.median_ms > 0 else 0.0
+        return self._per_second(self.tokens)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self._per_second(self.bytes_moved)
+
+    @property
+    def flops_per_second(self) -> float:
+        return self._per_second(self.flops)
+
+    def _per_second(self, amount: int) -> float:
+        return 1e3 * amount / self.median_ms if self.median_ms > 0 else 0.0
 
 
 def row(
@@ -45,6 +62,7 @@ def row(
     *,
     tokens: int = 0,
     bytes_moved: int = 0,
+    flops: int = 0,
     note: str = "",
 ) -> Row:
     """A row of these times, at least one, on this machine."""
@@ -60,6 +78,7 @@ def row(
         max_ms=max(times_ms),
         tokens=tokens,
         bytes_moved=bytes_moved,
+        flops=flops,
         device=device(),
         versions=versions(),
         note=note,
@@ -87,19 +106,24 @@ def append(path: Path, rows: Sequence[msgspec.Struct]) -> None:
         file.writelines(msgspec.json.encode(item) + b"\n" for item in rows)
 
 
-def device() -> str:
-    """The processor and the threads torch uses, or the GPU."""
+def device(where: torch.device | None = None) -> str:
+    """The GPU, or the processor and the threads torch uses; ``where`` None: the GPU if there is one."""
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if torch.cuda.is_available() and (where is None or where.type == "cuda"):
+        return torch.cuda.get_device_name(where)
     return f"{_processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads"
 
 
 def versions() -> dict[str, str]:
     """What a result depends on."""
+    import torch
+
     found = {name: metadata.version(name) for name in ("ninfer", "torch", "numpy")}
-    return {**found, "python": platform.python_version(), "commit": _commit()}
+    found |= {"python": platform.python_version(), "commit": _commit()}
+    if torch.cuda.is_available():
+        found |= {"triton": metadata.version("triton"), "cuda": str(torch.version.cuda)}
+    return found
 
 
 def _processor() -> str:
@@ -112,6 +136,9 @@ def _processor() -> str:
 
 
 def _commit() -> str:
+    """``NINFER_BUILD_ID``, as the server's version has it, else git's description."""
+    if build_id := os.environ.get("NINFER_BUILD_ID"):
+        return build_id
     here = Path(__file__).resolve().parent
     command = ["git", "describe", "--always", "--dirty"]
     try:
