@@ -20,6 +20,7 @@ import msgspec
 from ninfer_core.errors import ApiError
 
 MAX_DEPTH = 900  # msgspec's own bound is near 1000
+MAX_CONTAINERS = 50_000  # objects and arrays of a body
 MAX_DIGITS = 4300  # of a whole number: what Python converts
 SHOWN_CHARACTERS = 80  # of a member's name
 SLICE_BYTES = 1 << 20
@@ -57,8 +58,8 @@ class Scan:
 class Bounds:
     """How much is read; ``request_too_complex`` beyond."""
 
-    values: int
-    containers: int
+    values: int | None = None
+    containers: int | None = None
 
 
 def check(body: bytes) -> None:
@@ -69,6 +70,14 @@ def check(body: bytes) -> None:
     except (ValueError, RecursionError):
         # the scan says what and where; it decides
         scan(body)
+
+
+def check_containers(body: bytes) -> None:
+    """ApiError ``request_too_complex`` for a body of more objects and arrays than are read; they cost far more than
+    their bytes."""
+    # brackets in strings count here, so that a look is enough nearly always
+    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
+        scan(body, bounds=Bounds(containers=MAX_CONTAINERS))
 
 
 def scan(data: Any, *, span_bytes: int | None = None, bounds: Bounds | None = None) -> Scan:
@@ -225,7 +234,7 @@ class _Scanner:
             ("JSON values", self.found.values, self.bounds.values),
             ("objects and arrays", self.found.containers, self.bounds.containers),
         ):
-            if have > most:
+            if most is not None and have > most:
                 text = f"The request body holds more {what} than this server reads, which is {most}."
                 raise ApiError("request_too_complex", text)
 

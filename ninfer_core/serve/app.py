@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from ninfer_core.api import ApiError, HttpRequest, HttpResponse, Route
-from ninfer_core.api.http import Body
+from ninfer_core.api.http import Body, quoted
 
 from .bodies import BodyRoom, SpooledBody
 from .site import Desk, Site
@@ -35,6 +35,7 @@ class App:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         body: Body = b""
         if route.method != "GET":
+            _check_encoding(headers.get("content-encoding", ""))
             try:
                 body = await self._bodies.receive(lambda: awake(receive, self._ended), headers.get("content-length"))
             except ClientGone:
@@ -53,6 +54,13 @@ class App:
         finally:
             if isinstance(body, SpooledBody):
                 body.close()
+
+
+def _check_encoding(named: str) -> None:
+    """ApiError for a body that would have to be decompressed first."""
+    if named.strip().lower() not in ("", "identity"):
+        text = f"The request body is encoded as {quoted(named)}; it must be sent as it is, without content-encoding."
+        raise ApiError("content_encoding_not_supported", text)
 
 
 async def answer(route: Route, request: HttpRequest, desk: Desk, send: Send) -> None:

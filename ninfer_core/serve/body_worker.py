@@ -25,7 +25,6 @@ from ninfer_core import json_scan
 from ninfer_core.api.bodies import decode_unchecked
 from ninfer_core.errors import ApiError
 
-CONTAINERS = 50_000  # objects and arrays that are read at most
 SPAN_BYTES = 128  # strings of this length are long
 NICE = 10
 CPU_SECONDS = 60
@@ -50,7 +49,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 def main(arguments: list[str]) -> int:
     body_fd, result_fd, kind, strict = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3] == "1"
-    bounds = json_scan.Bounds(values=int(arguments[4]), containers=CONTAINERS)
+    bounds = json_scan.Bounds(values=int(arguments[4]), containers=json_scan.MAX_CONTAINERS)
     size = os.fstat(body_fd).st_size
     _be_modest(size)
     try:

@@ -17,7 +17,7 @@ from ninfer_core.errors import InternalError
 
 from .app import App
 from .gate import Gate
-from .site import Site
+from .site import Desk, Site
 from .state import ServerState
 from .stream import Message, Receive, Send, as_api_error, quietly, send_whole
 
@@ -31,6 +31,10 @@ class Door:
         self._app, self._site, self._state = app, site, state
         self._gate = gate or Gate()
         self._version = version.encode("latin-1", "replace")
+
+    def desk(self, path: str) -> Desk:
+        """Who answers for a path."""
+        return self._site.desk(single_v1(path))
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -187,7 +187,10 @@ CONTEXT = (
         kind="counter",
         help="admissions by the context-cache source they started from",
         label="source",
-        read=lambda figures: {"root": figures.snapshot.counters.selected_root},
+        read=lambda figures: {
+            "root": figures.snapshot.counters.selected_root,
+            "shared_stable_prefix": figures.snapshot.counters.selected_shared_prefix,
+        },
     ),
     Series(
         name="ninfer:context_occupancy",

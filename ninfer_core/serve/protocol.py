@@ -1,14 +1,17 @@
-"""uvicorn's HTTP parser with bounds on what comes before a body, and refusals in the common envelope."""
+"""uvicorn's HTTP parser with bounds on what comes before a body, and refusals in the envelope of their route."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ninfer_core.api import ApiError
-from ninfer_core.api.http import error_response, new_request_id
+from ninfer_core.api.http import new_request_id
+
+from .site import CORE_DESK, Desk
 
 HEAD_BYTES = 65_536  # of a request line and its header fields
 HEAD_SECONDS = 30  # for them to arrive
@@ -21,6 +24,7 @@ class Protocol(HttpToolsProtocol):
     client that never ends its head holds a connection for nothing."""
 
     version = ""  # the running build's
+    desk_of: Callable[[str], Desk]  # who answers for a path
     head_bytes = 0  # of the head under way
     in_body = False
     deaf = False  # what still arrives is not looked at
@@ -114,7 +118,9 @@ class Protocol(HttpToolsProtocol):
 
     def refuse(self, status: str, message: str) -> None:
         """Answer what is not handed on, or no longer, and close; an answer that has begun is cut."""
+        desk = CORE_DESK
         if self.waiting:
+            desk = self.desk_of(self.cycle.scope["path"])
             # whoever works on it learns now that nobody waits for it, and writes nothing after this
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -122,13 +128,13 @@ class Protocol(HttpToolsProtocol):
                 self.transport.close()
                 return
         request_id = new_request_id()
-        body = error_response(ApiError("invalid_request", message), request_id).body
+        body = desk.refuse(ApiError("invalid_request", message), request_id).body
         lines = (
             f"HTTP/1.1 {status}",
             "content-type: application/json",
             f"content-length: {len(body)}",
             f"x-ninfer-version: {self.version}",
-            f"x-request-id: {request_id}",
+            f"{desk.request_id_header}: {request_id}",
             "connection: close",
             "",
             "",

@@ -71,11 +71,15 @@ def _host_work(counters: Counters, host: HostWork) -> dict[str, Any]:
 
 
 def _context_cache(figures: Figures) -> dict[str, Any]:
-    """Nothing outlives its request and nothing leaves the device: what counts captures, transfers and pressure is zero,
-    and every admission starts from the root."""
+    """Nothing leaves the device, and only what the judgements of one request begin with is held, until the last of
+    them: an admission starts there or from the root, and what counts transfers and pressure is zero."""
     counters, gauges = figures.snapshot.counters, figures.snapshot.gauges
     return {
-        "captures": _zeros("completed", "aborted", "skipped"),
+        "captures": {
+            "completed": counters.captures_completed,
+            "aborted": 0,
+            "skipped": counters.captures_skipped,
+        },
         "salvage": _zeros("published"),
         "selections": {
             "root": counters.selected_root,
@@ -84,12 +88,12 @@ def _context_cache(figures: Figures) -> dict[str, Any]:
                 "private_turn_closure",
                 "private_response_replay",
                 "private_long_anchor",
-                "shared_stable_prefix",
             ),
+            "shared_stable_prefix": counters.selected_shared_prefix,
             "reused_prompt_tokens": counters.reused_prompt_tokens,
         },
-        "last_selection": _zeros("frontier_tokens"),
-        "state_operations": _zeros("moves", "forks", "restores"),
+        "last_selection": {"frontier_tokens": gauges.last_selected_frontier},
+        "state_operations": {"moves": 0, "forks": counters.state_forks, "restores": 0},
         "state_transfers": _no_transfers("count"),
         "main_kv_transfers": _no_transfers("pages"),
         "backend_kv_transfers": _no_transfers("pages"),

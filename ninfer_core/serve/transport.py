@@ -26,7 +26,7 @@ def carrier(app: Any, version: str) -> Carrier:
     """A server for an already listening socket; run ``serve(sockets=[...])``, end it with ``should_exit = True``."""
     config = uvicorn.Config(
         app,
-        http=_protocol(version),
+        http=_protocol(version, getattr(app, "desk", None)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -48,10 +48,11 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _protocol(version: str) -> Any:
-    """The HTTP parser; what it cannot parse is answered in the common envelope."""
+def _protocol(version: str, desk: Callable[[str], Any] | None) -> Any:
+    """The HTTP parser; what it cannot parse is answered as the path's ``desk`` would, where a path is known."""
     if importlib.util.find_spec("httptools") is None:
         return "h11"
     from .protocol import Protocol
+    from .site import CORE_DESK
 
-    return type("Protocol", (Protocol,), {"version": version})
+    return type("Protocol", (Protocol,), {"version": version, "desk_of": staticmethod(desk or (lambda _: CORE_DESK))})

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ninfer_core.api import ContextLengthExceeded, Message
+import msgspec
+
+from ninfer_core.api import ContextLengthExceeded, Message, Tool
 from ninfer_core.api.families import Tokenizer
 
 PIECE = 1 << 15  # characters that are counted at once
 USUAL = 6  # characters for each token of the context; a text of up to so many is encoded at once
 FAR = 4  # times the context: a count that has got there is not finished
+DEFINITION = 8  # tokens of the shortest definition of a tool
 JOINT = 16  # tokens that a cut between two pieces may add to their count
 
 
@@ -28,13 +31,25 @@ class LengthGuard:
         """ContextLengthExceeded for a text that is part of the prompt."""
         self._check([text], len(text))
 
-    def check_turns(self, messages: Sequence[Message]) -> None:
+    def check_turns(self, messages: Sequence[Message], turn_tokens: int = 1) -> None:
         """The same of what users wrote, before it is rendered; templates take the white space around it away. A turn
-        is a token at least, whatever it says."""
-        if len(messages) > FAR * self._max_context:
-            raise ContextLengthExceeded(len(messages), self._max_context, at_least=True)
+        is a token at least, whatever it says, and about ``turn_tokens``."""
+        self._check_many(len(messages), turn_tokens)
         texts = [message.text.strip() for message in messages if message.role == "user"]
         self._check(texts, sum(map(len, texts)))
+
+    def check_tools(self, tools: Sequence[Tool], *, whole: bool = True) -> None:
+        """The same of the definitions of tools; white space between their members is not shown. ``whole``: the rest
+        is."""
+        self._check_many(len(tools), DEFINITION)
+        if whole and sum(len(tool.definition) for tool in tools) > USUAL * self._max_context:
+            texts = [_compact(tool.definition) for tool in tools]
+            self._check(texts, sum(map(len, texts)))
+
+    def _check_many(self, count: int, each: int) -> None:
+        """``count`` things of about ``each`` tokens, and of one token for sure."""
+        if count > self._max_context and count * each > FAR * self._max_context:
+            raise ContextLengthExceeded(count, self._max_context, at_least=True)
 
     def _check(self, texts: Sequence[str], size: int) -> None:
         most = self._max_context
@@ -47,6 +62,14 @@ class LengthGuard:
             counted += max(len(self._tokenizer.encode_with_control(piece)) - JOINT, 0)
             if counted > FAR * most:
                 raise ContextLengthExceeded(counted, most, at_least=True)
+
+
+def _compact(definition: str) -> str:
+    """JSON without white space between its members; as it is, when it is no JSON: whoever reads it refuses it."""
+    try:
+        return msgspec.json.format(definition, indent=-1)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return definition
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:

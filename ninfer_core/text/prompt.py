@@ -15,6 +15,7 @@ from .modes import EFFORTS, Defaults, Mode, nearest_effort, resolve
 from .prompt_json import PromptJson
 from .provenance import Spellings
 from .segments import SegmentedTokenizer
+from .shown import Shown, shown_by
 from .template import ChatTemplate, Rendered
 from .tokenizer import HFTokenizer
 from .tool_reader import ToolReading
@@ -65,15 +66,14 @@ class PromptBuilder:
         self._template, self._broken = self._compile(template_override)
         self._efforts = self._accepted_efforts(None if template_override is not None else format.efforts)
         self._length = None if max_context is None else LengthGuard(format.tokenizer, max_context)
-        self._shows_users = self._template is not None and _shows_users(self._template)
+        self._shown = Shown() if self._template is None else shown_by(self._template, tokenizer)
 
     def chat(self, job: ChatJob) -> PreparedPrompt:
         """The prompt of a conversation; ``invalid_prompt`` when the template refuses it."""
-        if self._length is not None and self._shows_users:
-            self._length.check_turns(job.messages)
+        self._check_length(job)
         mode, rendered, tools = self._render(job)
-        if job.tools and job.tools[0].name not in rendered.text:
-            # the template has no place for them; the request is an ordinary chat
+        if job.tools and not self._shown.tools:
+            # the request is an ordinary chat, and its client was told
             log.warning("tools_not_shown", tools=len(job.tools), request_id=job.request_id)
         if self._length is not None:
             self._length.check(rendered.text)
@@ -93,6 +93,11 @@ class PromptBuilder:
     def render(self, job: ChatJob) -> str:
         """The same prompt as text."""
         return self._render(job)[1].text
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template has a place for tools. Without one a request with tools is an ordinary chat."""
+        return self._shown.tools
 
     def first_token(self, text: str) -> int:
         """The token an answer begins with that begins with ``text``."""
@@ -169,6 +174,15 @@ class PromptBuilder:
         if job.forced_tool is not None:
             rendered = self._force(job.forced_tool, rendered)
         return mode, rendered, tools
+
+    def _check_length(self, job: ChatJob) -> None:
+        """ContextLengthExceeded for what is sure not to fit, before it is rendered."""
+        if self._length is None:
+            return
+        if self._shown.users:
+            self._length.check_turns(job.messages, self._shown.turn_tokens)
+        if self._shown.tools:
+            self._length.check_tools(job.tools, whole=self._shown.definitions)
 
     def _reading(self, job: ChatJob) -> ToolReading | None:
         """How the answer's calls are read; ApiError when a forced call cannot be had."""
@@ -254,17 +268,6 @@ class PromptBuilder:
 
 def _no_choice(reason: str) -> ApiError:
     return ApiError("tool_choice_not_supported", f"A call cannot be forced: {reason}.", param="tool_choice")
-
-
-def _shows_users(template: ChatTemplate) -> bool:
-    """Whether everything users wrote is in the prompt, as far as a small conversation tells."""
-    words = ("Hi", "Well?", "Bye")
-    turns = [Message(role="user" if at != 1 else "assistant", content=(Part(text=w),)) for at, w in enumerate(words)]
-    try:
-        text = template.render(turns, settings={}, client={}).text
-    except ApiError:
-        return False
-    return "Hi" in text and "Bye" in text
 
 
 def _tags(reasoning: ReasoningSyntax | None) -> tuple[str, ...]:

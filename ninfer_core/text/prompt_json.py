@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ninfer_core.api import ApiError
@@ -68,24 +68,31 @@ class PromptJson:
                 self._held -= len(self._known.popitem(last=False)[0])
 
 
-def strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> list[str]:
     """Every string in a value, keys included."""
+    found: list[str] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[str]) -> None:
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
+        found.append(value)
+    elif isinstance(value, dict):
         for key, item in value.items():
-            yield from strings(key)
-            yield from strings(item)
-    elif isinstance(value, Sequence | Iterator):
+            if isinstance(key, str):
+                found.append(key)
+            _collect(item, found)
+    elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from strings(item)
+            _collect(item, found)
 
 
 def wrapped(value: Any, text: Callable[[str], str]) -> Any:
     """The value with ``text`` made of every string, keys included."""
     if isinstance(value, str):
         return text(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {wrapped(key, text): wrapped(item, text) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [wrapped(item, text) for item in value]

@@ -45,6 +45,8 @@ class Spellings:
         self.pattern = re.compile(_alternation(words)) if words else None  # leftmost, longest
         self.longest = max(map(len, words), default=0)
         self._starts = {word[:size] for word in words for size in range(1, len(word))}
+        heads = "".join(sorted({word[0] for word in words}))
+        self._heads = re.compile(f"[{re.escape(heads)}]") if heads else None
 
     def places(self, text: str) -> set[int]:
         """Where marks go, as positions between characters: in front, inside every spelling (overlapping ones too), and
@@ -62,11 +64,14 @@ class Spellings:
 
     def edges(self, text: str) -> set[int]:
         """In front, and where the text ends with the start of a spelling."""
-        size = len(text)
-        if not size:
+        if not text:
             return set()
-        reach = min(size, self.longest - 1)
-        return {0, *(size - n + 1 for n in range(1, reach + 1) if text[size - n :] in self._starts)}
+        places = {0}
+        if self._heads is not None:
+            for found in self._heads.finditer(text, max(len(text) - self.longest + 1, 0)):
+                if text[found.start() :] in self._starts:
+                    places.add(found.start() + 1)
+        return places
 
     def split(self, text: str) -> Iterator[tuple[str, bool]]:
         """The text as runs, each with whether it is a control token."""
@@ -107,7 +112,10 @@ class Marks:
 
     def text(self, plain: str) -> str:
         """A client's string."""
-        return self.build(plain, self.spellings.places(plain))
+        places = self.spellings.places(plain)
+        if len(places) == 1:
+            return self.made(self.mark + plain, plain, [0])  # the one in front
+        return self.build(plain, places)
 
     def cut(self, plain: str, places: Iterable[int]) -> str:
         """A part of a marked string, with its new edges."""
@@ -115,27 +123,41 @@ class Marks:
 
     def read(self, marked: str) -> str:
         """A string that went through code which does not know marks."""
-        if isinstance(marked, Marked) or self.mark not in marked:
-            return marked
+        return marked if isinstance(marked, Marked) or self.mark not in marked else self.found(marked)
+
+    def found(self, marked: str) -> Marked:
+        """A string that is known to hold marks, with those that are in it."""
         pieces = marked.split(self.mark)
         places, at = [], 0
         for piece in pieces[:-1]:
             at += len(piece)
             places.append(at)
-        return self.build("".join(pieces), places)
+        return self.marked("".join(pieces), sorted(set(places)))
 
     def build(self, plain: str, places: Iterable[int]) -> str:
         ordered = sorted(set(places))
-        if not ordered:
-            return plain
+        return self.marked(plain, ordered) if ordered else plain
+
+    def marked(self, plain: str, ordered: list[int]) -> Marked:
+        """``plain`` with a mark at each of these places, one at least."""
         bounds = [0, *ordered, len(plain)]
         return self.made(self.mark.join([plain[a:b] for a, b in pairwise(bounds)]), plain, ordered)
 
-    def made(self, raw: str, plain: str, ordered: list[int]) -> str:
+    def made(self, raw: str, plain: str, ordered: list[int]) -> Marked:
         """A marked string whose parts are known to belong together."""
         marked = str.__new__(Marked, raw)
         marked._plain, marked._places, marked._marks = plain, ordered, self
         return marked
+
+    def joined(self, left: Marked, right: Marked) -> str:
+        """One behind the other. Templates build long texts piece by piece: what is there is not looked at again."""
+        raw, end = str.__add__(left, right), len(left._plain)
+        places = [*left._places, *(end + place for place in right._places)]
+        if left._places[-1] == end and right._places[0] == 0:
+            # one mark is enough between them
+            places.pop(len(left._places))
+            raw = str.__add__(left, str.__getitem__(right, slice(1, None)))
+        return self.made(raw, left._plain + right._plain, places)
 
     def plain(self, text: str) -> str:
         """A string without marks, as the model reads it."""
@@ -197,17 +219,18 @@ class Marked(str):
     def __add__(self, other: str) -> str:
         if not isinstance(other, str):
             return NotImplemented
-        raw = str.__add__(self, other)
-        if isinstance(other, Marked) or self._marks.mark in other:
-            return self._marks.read(raw)
-        return self._marks.made(raw, self._plain + other, self._places)
+        if not isinstance(other, Marked):
+            if self._marks.mark not in other:
+                return self._marks.made(str.__add__(self, other), self._plain + other, self._places)
+            other = self._marks.found(other)
+        return self._marks.joined(self, other)
 
     def __radd__(self, other: str) -> str:
         if not isinstance(other, str):
             return NotImplemented
+        if self._marks.mark in other:
+            return self._marks.joined(self._marks.found(other), self)
         raw = str.__add__(other, self)
-        if isinstance(other, Marked) or self._marks.mark in other:
-            return self._marks.read(raw)
         return self._marks.made(raw, other + self._plain, [place + len(other) for place in self._places])
 
     def strip(self, chars: str | None = None) -> str:

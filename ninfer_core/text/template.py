@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -142,7 +142,7 @@ class ChatTemplate:
         size = 0
         try:
             with rendering(limits):
-                for piece in self._template.generate(variables):
+                for piece in self._pieces(variables):
                     limits.look()
                     size += str.__len__(piece)
                     check_size(size)
@@ -162,6 +162,18 @@ class ChatTemplate:
             refused = "The chat template could not render these messages."
             raise ApiError("invalid_prompt", refused, param="messages") from None
         return text
+
+    def _pieces(self, variables: Mapping[str, Any]) -> Iterator[str]:
+        """jinja2's ``generate``. A macro and its context hold each other, and the context the whole conversation: it is
+        let go here, and not when the garbage collector finds it."""
+        context = self._template.new_context(dict(variables))
+        try:
+            yield from self._template.root_render_func(context)
+        except Exception:
+            yield self._template.environment.handle_exception()
+        finally:
+            context.vars.clear()
+            context.parent.clear()
 
     def _marks(
         self,

@@ -64,7 +64,7 @@ class Live:
     ) -> None:
         file = folder / "script.json"
         file.write_bytes(msgspec.json.encode(script))
-        plugins = compose(["scripted", "kv_bf16", "openai", "llamacpp"])
+        plugins = compose(["scripted", "kv_bf16", "openai", "anthropic", "llamacpp"])
         (model,), values = options.parse([f"scripted:{file}", *flags], plugins, "serve")
         self.host = host
         self._sock = listen(host, port)

@@ -160,3 +160,11 @@ def test_a_large_body_is_decoded_like_a_small_one():
     body: Any = asyncio.run(decode(msgspec.json.encode({"turns": [{"role": "x" * (5 << 20)}]}), DECODER))
     assert len(body.turns[0].role) == 5 << 20
     assert refused(b'{"turns":[' + b" " * (5 << 20) + b"7]}").param == "turns[0]"
+
+
+def test_a_body_of_too_many_objects_is_refused_whatever_its_size():
+    turns = b",".join([b'{"role":"user"}'] * 50_001)
+    assert refused(b'{"turns":[' + turns + b"]}").code == "request_too_complex"
+    assert refused(b'{"turns":[{"role":"user"}],"unread":[' + b"[]," * 50_000 + b"[]]}").code == "request_too_complex"
+    text = b'{"turns":[{"role":"user","content":"' + b"{[" * 60_000 + b'"}]}'
+    assert len(asyncio.run(decode(text, DECODER)).turns) == 1

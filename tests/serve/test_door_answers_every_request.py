@@ -257,3 +257,15 @@ def test_an_exception_in_a_handler_is_a_500_that_tells_nothing(wire):
     assert line.status == 500
     assert msgspec.json.decode(line.text)["error"]["code"] == "internal_error"
     assert not re.search("secret|0x|broken", line.text)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/completion"])
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "br, identity"])
+def test_a_compressed_body_is_refused_as_that(serve, path, encoding):
+    site = serve()
+    answer = site.get("POST", path, b"\x1f\x8b\x08\x00", headers={"content-encoding": encoding})
+    told = msgspec.json.decode(answer.content)["error"]
+    assert answer.status_code == 400 and f'"{encoding}"' in told["message"]
+    assert "content_encoding_not_supported" in (told.get("code"), told.get("details", {}).get("error_code"))
+    body = {**CHAT, "model": "fake", "prompt": "hi"}
+    assert site.get("POST", path, body, headers={"content-encoding": "identity"}).status_code == 200

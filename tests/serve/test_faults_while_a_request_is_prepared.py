@@ -49,7 +49,7 @@ def let_go(live: Live, held: Held, fresh: bytes, status: bytes = b"200") -> byte
 def fail_once(live: Live, patch: pytest.MonkeyPatch, error: BaseException) -> None:
     real = live.engine.worker.program.decode
 
-    def broken(*arguments: Any) -> Any:
+    def broken(*arguments: Any, **named: Any) -> Any:
         patch.setattr(live.engine.worker.program, "decode", real)
         raise error
 

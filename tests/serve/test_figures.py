@@ -43,7 +43,14 @@ def snapshot(first: int = 100, *, depth: int = 3) -> Snapshot:
     return Snapshot(
         counters=counters,
         gauges=Gauges(
-            running=4, prefilling=1, decode_ready=3, waiting=depth, kv_pages=1500, kv_lease_pages=70, state_slots=5
+            running=4,
+            prefilling=1,
+            decode_ready=3,
+            waiting=depth,
+            kv_pages=1500,
+            kv_lease_pages=70,
+            state_slots=5,
+            last_selected_frontier=128,
         ),
         host=HostWork(phases={name: float(at + 1) for at, name in enumerate(PHASES)}, device_wait=9.5, work_class=work),
         queue=tuple(Waiting(request_id=50 + at, position=at, wait_seconds=2.0 - at) for at in range(depth)),
@@ -199,6 +206,7 @@ def test_stats_are_the_load_report_with_the_peak_and_all_counters(noon):
 
 
 def test_the_context_cache_of_stats_says_what_is_true_without_one():
+    """Nothing is kept for another request; what judgements share is."""
     cache = ask("/stats", engine(snapshot())).json()["context_cache"]
     assert cache.pop("selections") == {
         "root": 109,
@@ -206,7 +214,7 @@ def test_the_context_cache_of_stats_says_what_is_true_without_one():
         "private_turn_closure": 0,
         "private_response_replay": 0,
         "private_long_anchor": 0,
-        "shared_stable_prefix": 0,
+        "shared_stable_prefix": 121,
         "reused_prompt_tokens": 108,
     }
     occupancy = cache.pop("occupancy")
@@ -224,6 +232,9 @@ def test_the_context_cache_of_stats_says_what_is_true_without_one():
         "pressure",
         "actual_transfer_seconds",
     ]
+    assert cache["captures"] == {"completed": 122, "aborted": 0, "skipped": 123}
+    assert cache["state_operations"] == {"moves": 0, "forks": 124, "restores": 0}
+    assert cache["last_selection"] == {"frontier_tokens": 128}
     assert cache["state_transfers"]["d2h"] == {"count": 0, "bytes": 0, "seconds": 0}
     assert cache["main_kv_transfers"]["h2d"] == {"pages": 0, "bytes": 0, "seconds": 0}
     assert len(cache["pressure"]) == 12
@@ -314,6 +325,7 @@ def test_metrics_are_strict_prometheus_text_with_every_value_in_its_place():
         "ninfer:cancelled_prefills_total": 118,
         "ninfer:cancelled_prefill_computed_tokens_total": 119,
         'ninfer:context_selections_total{source="root"}': 109,
+        'ninfer:context_selections_total{source="shared_stable_prefix"}': 121,
         'ninfer:context_occupancy{pool="device_state_slots"}': 5,
         'ninfer:context_occupancy{pool="device_main_kv_pages"}': 1500,
     }

@@ -108,10 +108,10 @@ def test_figures_are_told_while_the_engine_is_inside_a_unit(scripted):
         program = server.engine.worker.program
         decode = program.decode
 
-        def held(*arguments: Any) -> Any:
+        def held(*arguments: Any, **named: Any) -> Any:
             entered.set()
             assert leave.wait(20), "the figures waited for the engine"
-            return decode(*arguments)
+            return decode(*arguments, **named)
 
         program.decode = held
         try:

@@ -129,3 +129,16 @@ def test_a_connection_is_kept_between_requests_that_wait_for_their_answers(live)
             while not answer.endswith(b"}"):
                 answer += sock.recv(1 << 16)
             assert b"Hello." in answer
+
+
+@pytest.mark.contract("messages.errors.id")
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/v1/messages/count_tokens"])
+def test_a_half_closed_messages_client_reads_its_own_envelope(live, path):
+    data = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 90\r\n\r\n{" % path.encode()
+    with raw(live, data) as sock:
+        sock.shutdown(socket.SHUT_WR)
+        head, _, body = read_all(sock).partition(b"\r\n\r\n")
+    told = msgspec.json.decode(body)
+    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+    assert b"\r\nrequest-id: " + told["request_id"].encode() in head
+    assert b"x-request-id" not in head

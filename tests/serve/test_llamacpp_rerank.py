@@ -242,6 +242,29 @@ def test_rerank_and_generation_share_lanes_and_places(server, thread):
     assert_at_rest(server)
 
 
+@contract("rerank.prefix", "rerank.usage")
+def test_the_judging_prefix_is_processed_once(server):
+    def figures() -> Any:
+        return server.engine.worker.snapshot.counters
+
+    asked = {"query": BODY["query"], "documents": DOCUMENTS * 3}
+    before = figures()
+    told = rank(server, **asked)
+    after = figures()
+    reused = after.reused_prompt_tokens - before.reused_prompt_tokens
+    computed = after.computed_prefill_tokens - before.computed_prefill_tokens
+    shared, rest = divmod(reused, len(asked["documents"]) - 1)
+    assert (shared % 64, rest) == (0, 0)
+    assert shared >= 256, "system turn, instruction and query"
+    assert computed + reused == told["usage"]["prompt_tokens"], "usage counts whole prompts"
+    assert after.selected_root - before.selected_root == 1
+    assert after.selected_shared_prefix - before.selected_shared_prefix == len(asked["documents"]) - 1
+    for one in told["results"]:
+        assert one["relevance_score"] == pytest.approx(EXPECTED[one["index"] % len(DOCUMENTS)], abs=1e-12)
+    assert_at_rest(server)
+    assert server.engine.worker.lanes.pool.available == server.engine.worker.lanes.pool.total
+
+
 @contract("rerank.answer")
 def test_equals_stay_in_their_order(server):
     told = rank(server, query="q", documents=["weather"] * 5)["results"]

@@ -103,3 +103,27 @@ def test_a_doubled_prefix_is_the_same_route_under_a_fresh_id(serve):
         for twice in ("", "/v1")
     ]
     assert len(set(ids)) == len(ids) == 4
+
+
+@contract("models.residency")
+def test_a_model_that_is_never_suspended_is_resident(serve):
+    site = serve(FakeEngine(info=renamed("org/fake")))
+    told = site.get("GET", "/v1/models/org/fake/residency").json()
+    assert (told["state"], told["auto_resume"], told["last_error"]) == ("resident", False, None)
+    assert [told[f"{name}_bytes"] for name in ("releasable_device", "host_snapshot", "host_reserved")] == [0, 0, 0]
+    assert told["suspend_count"] == told["resume_count"] == 0
+    unknown = site.get("GET", "/v1/models/other/residency")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert site.get("POST", "/v1/models/org/fake/residency").status_code == 405
+
+
+@contract("models.residency.disabled")
+@pytest.mark.parametrize("route", ["suspend", "resume"])
+def test_a_server_without_suspend_says_so(serve, route):
+    site = serve(FakeEngine(info=renamed("org/fake")))
+    answer = site.get("POST", f"/v1/models/org/fake/{route}", {})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (501, "model_suspend_disabled", "model")
+    assert "'org/fake'" in error["message"]
+    unknown = site.get("POST", f"/v1/models/other/{route}")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")

@@ -34,7 +34,8 @@ TOOLS = (
     "`any` over one tool and `tool` make the answer begin with that call; a request that turns thinking on with them "
     "is `tool_choice_not_supported`. `any` over several is read as auto. Tools with a `type` of their own, with "
     "`defer_loading`, or that the model may not call directly, and `mcp_servers`, are refused; `--lenient-tools` drops "
-    "them and names them in `X-NInfer-Dropped-Tools`. `strict` true is refused in any case.",
+    "them and names them in `X-NInfer-Dropped-Tools`. That header names every tool the model does not see: a model "
+    "whose chat template has no place for tools sees none. `strict` true is refused in any case.",
 )
 
 THINKING = (
@@ -55,7 +56,8 @@ DOCUMENT = ProtocolDocument(
         "Anthropic's SDKs append `/v1/messages` to their base URL. A refusal is an object of `type` error, the "
         "`request_id` and `error` with `type` and `message`; where the client can act on it, `details` holds the cause "
         "as `error_code` and its place in the body as `param`. A full server answers 529, one that let a request wait "
-        "too long 504."
+        "too long 504. A body of more than 50,000 objects and arrays is `request_too_complex`, one with a "
+        "`content-encoding` `content_encoding_not_supported`."
     ),
     endpoints=(
         Endpoint(

@@ -8,7 +8,7 @@ import msgspec
 
 from ninfer_core.api import Frontend, FrontendContext, HttpRequest, HttpResponse, Route
 from ninfer_core.api.http import beside, decode, event_stream, json_response
-from ninfer_core.api.tool_sets import dropped_headers
+from ninfer_core.api.tool_sets import tool_headers
 
 from .errors import envelope, error_event
 from .render import HEARTBEAT, Rendering, events, message
@@ -57,7 +57,8 @@ class Anthropic:
             exchange=request.request_id.removeprefix("req_"), model=body.model, omits_thinking=asked.omits_thinking
         )
         # the client's name for the model chooses nothing
-        generation = await self._context.engine(None).chat(asked.job)
+        engine = self._context.engine(None)
+        generation = await engine.chat(asked.job)
         if body.stream:
             response = event_stream(
                 events(generation, rendering),
@@ -68,12 +69,13 @@ class Anthropic:
             async with generation:
                 result = await generation.result()
             response = json_response(message(result, rendering))
-        response.headers |= dropped_headers(asked.dropped_tools)
+        response.headers |= tool_headers(engine.info, asked.job.tools, asked.dropped_tools)
         return response
 
     async def count_tokens(self, request: HttpRequest) -> HttpResponse:
         """``POST /v1/messages/count_tokens``: the tokens of the prompt that Messages would have for this body."""
         body = await decode(request.body, _count_body)
         asked = await beside(request.body, partial(prompt_job, body, self._leniency))
-        tokens = await self._context.engine(None).count(asked.job)
-        return json_response({"input_tokens": tokens}, headers=dropped_headers(asked.dropped_tools))
+        engine = self._context.engine(None)
+        headers = tool_headers(engine.info, asked.job.tools, asked.dropped_tools)
+        return json_response({"input_tokens": await engine.count(asked.job)}, headers=headers)

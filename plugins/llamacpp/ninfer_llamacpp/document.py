@@ -26,7 +26,8 @@ DOCUMENT = ProtocolDocument(
     title="llama.cpp: fields of the bodies",
     intro=(
         "A value that cannot be used is a 400 whose `param` names its place: `invalid_type`, `invalid_value`,"
-        " `missing_required_parameter`, or the code below. Null is as good as left out."
+        " `missing_required_parameter`, or the code below. Null is as good as left out. A body of more than 50,000"
+        " objects and arrays is `request_too_complex`, one with a `content-encoding` `content_encoding_not_supported`."
     ),
     endpoints=(
         Endpoint(

@@ -16,14 +16,17 @@ CALLS = (
 )
 DROPPED = (
     "With `--lenient-tools` a definition of another type than function and custom, or of a custom tool with a grammar,"
-    " is dropped instead of refused; the response header `X-NInfer-Dropped-Tools` names it."
+    " is dropped instead of refused; the response header `X-NInfer-Dropped-Tools` names it. The header names every tool"
+    " that the model does not see: a model whose chat template has no place for tools sees none."
 )
 
 DOCUMENT = ProtocolDocument(
     title="OpenAI: fields of the bodies",
     intro=(
         "A value that cannot be used is a 400 whose `param` names its place: `invalid_type`, `invalid_value`,"
-        " `missing_required_parameter`, or the code below. Null is as good as left out unless a row says otherwise."
+        " `missing_required_parameter`, or the code below. Null is as good as left out unless a row says otherwise. A"
+        " body of more than 50,000 objects and arrays is `request_too_complex`, one with a `content-encoding`"
+        " `content_encoding_not_supported`."
     ),
     endpoints=(
         Endpoint(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 
 from ninfer_core.api import ChatJob, Engine, Frontend, FrontendContext, HttpRequest, HttpResponse, Route
 from ninfer_core.api.http import Body, beside, decode, error_response, event_stream, json_response
 from ninfer_core.api.model_card import model_card
-from ninfer_core.api.tool_sets import dropped_headers
+from ninfer_core.api.tool_sets import tool_headers
 
 from . import chat, completions
 from .answers import Head
-from .models import model_list
+from .models import model_list, no_suspend, residency
 from .responses.routes import Responses
 from .values import StreamOptions
 
@@ -45,6 +46,9 @@ class OpenAI:
             ("POST", "/v1/completions", self.completions, "OpenAI legacy completion of a raw prompt"),
             ("GET", "/v1/models", self.models, "the served models"),
             ("GET", "/v1/models/{model_id:path}", self.model, "one served model"),
+            ("GET", "/v1/models/{model_id:path}/residency", self.residency, "where the model is"),
+            ("POST", "/v1/models/{model_id:path}/suspend", self.suspended, "refused: models are not suspended"),
+            ("POST", "/v1/models/{model_id:path}/resume", self.suspended, "refused: models are not suspended"),
         )
         return Frontend(
             routes=(
@@ -73,7 +77,7 @@ class OpenAI:
             async with generation:
                 result = await generation.result()
             response = json_response(chat.completion(result, rendering))
-        response.headers.update(dropped_headers(tools.dropped))
+        response.headers.update(tool_headers(engine.info, tools.offered, tools.dropped))
         return response
 
     async def completions(self, request: HttpRequest) -> HttpResponse:
@@ -99,6 +103,15 @@ class OpenAI:
     async def model(self, request: HttpRequest) -> HttpResponse:
         """``GET /v1/models/{id}``."""
         return json_response(model_card(self._context.engine(request.params["model_id"], param="model").info))
+
+    async def residency(self, request: HttpRequest) -> HttpResponse:
+        """``GET /v1/models/{id}/residency``."""
+        self._context.engine(request.params["model_id"], param="model")
+        return json_response(residency())
+
+    async def suspended(self, request: HttpRequest) -> NoReturn:
+        """``POST /v1/models/{id}/suspend`` and ``/resume``."""
+        raise no_suspend(self._context.engine(request.params["model_id"], param="model").info)
 
     async def read_chat(self, raw: Body) -> tuple[Engine, ChatJob]:
         """A chat body as a job, for frontends that render or count it."""

@@ -32,5 +32,12 @@ class TestOpenAI(ProtocolFrontendContract):
         "/v1/responses/input_tokens": {"model": "fake", "input": "hi", "reasoning": {"effort": "low"}},
     }
     streaming = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-    refusing = frozenset({"/v1/responses/compact", "/v1/responses/{response_id}/cancel"})
+    refusing = frozenset(
+        {
+            "/v1/responses/compact",
+            "/v1/responses/{response_id}/cancel",
+            "/v1/models/{model_id:path}/suspend",
+            "/v1/models/{model_id:path}/resume",
+        }
+    )
     params: ClassVar = {"model_id": "fake", "response_id": "resp_none"}

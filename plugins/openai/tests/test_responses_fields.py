@@ -347,6 +347,7 @@ def test_a_count_is_of_the_same_prompt(responses):
         "truncation": "disabled",
         "preserve_thinking": True,
         "parallel_tool_calls": True,
+        "include": [ENCRYPTED, LOGPROBS],
     }
     seen = []
 
@@ -370,6 +371,7 @@ def test_a_count_is_of_the_same_prompt(responses):
         ({"thinking_budget": 5}, "thinking_budget_not_supported", "thinking_budget"),
         ({"personality": "friendly"}, "personality_not_supported", "personality"),
         ({"conversation": "c"}, "conversation_not_supported", "conversation"),
+        ({"include": [ENCRYPTED, "file_search_call.results"]}, "include_not_supported", "include[1]"),
         ({"stream": True}, "unknown_parameter", "stream"),
         ({"max_output_tokens": 5}, "unknown_parameter", "max_output_tokens"),
         ({"input": [{"type": "input_file"}]}, "input_item_not_supported", "input[0].type"),

@@ -185,6 +185,14 @@ def test_results_that_do_not_answer_the_calls_are_refused(refused, items, param)
     assert f"'{param}" in message
 
 
+@pytest.mark.parametrize("others", [[], [call("2")]], ids=["alone", "beside-another"])
+def test_a_second_result_of_a_call_is_called_that(refused, others):
+    _, _, message = refused(user(), call("1"), *others, *[result(one["call_id"]) for one in others], *[result("1")] * 2)
+    assert message.endswith('is a second result of call "1".')
+    _, _, message = refused(user(), call("1"), result("1"), user("x"), said("y"), result("1"))
+    assert "no call of the turn before it" in message
+
+
 @contract("responses.results.assertions", "responses.namespace.replayed")
 def test_a_result_may_repeat_name_and_namespace(turns):
     made = turns(user(), call("1", "get", namespace="mcp__x"), result("1", name="get", namespace="mcp__x"))

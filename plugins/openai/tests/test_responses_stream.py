@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ninfer_core.api import ApiError, GeneratedCall, HttpRequest, Overloaded, Unavailable
+from ninfer_core.api import ApiError, GeneratedCall, HttpRequest, Overloaded, Timings, Unavailable
 from ninfer_core.testing import FakeEngine
 from ninfer_openai.responses.answer import PLACEHOLDER
 from ninfer_openai.responses.plan import ENCRYPTED, LOGPROBS
@@ -241,13 +241,30 @@ def test_a_failure_after_the_beginning_is_an_event_and_one_before_it_is_not(resp
     end = events[-1]
     assert [event["type"] for event in events].count("response.failed") == 1 and end["type"] == "response.failed"
     response = end["response"]
-    assert (response["status"], response["completed_at"], response["usage"]) == ("failed", None, None)
+    assert (response["status"], response["completed_at"]) == ("failed", None)
     assert response["error"] == {"code": "service_unavailable", "message": "The server is not available."}
-    assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+    assert [item["type"] for item in response["output"]] == ["message", "function_call", "message"]
+    parts = [item["content"][0]["text"] for item in response["output"] if item["type"] == "message"]
+    assert parts == ["par", "tial"]
+    assert response["output"][-1]["status"] == "incomplete"
+    assert response["usage"]["input_tokens"] == 5 and response["usage"]["input_tokens_details"] == {"cached_tokens": 3}
     server = responses(FakeEngine(refusal=Overloaded()))
     assert server.refusal(input="hi", stream=True)[:2] == (429, "server_overloaded")
     for wrong in ({"input": [{"type": "x"}]}, {"model": "gpt"}, {"text": {"format": {"type": "json_object"}}}):
         assert server.refusal(**{"input": "hi", "stream": True, **wrong})[0] in (400, 404)
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_stream_that_is_cut_gives_what_it_has_and_what_it_used(responses, records):
+    pieces = [("reasoning", "why"), "so", *calls(("now", "{}"))]
+    engine = FakeEngine(pieces=pieces, failure=Unavailable(), timings=Timings(predicted_n=7))
+    end = responses(engine).stream(tools=TOOLS, **({"top_logprobs": 1} if records else {}))[-1]["response"]
+    assert [item["type"] for item in end["output"]] == ["reasoning", "message", "function_call"]
+    assert end["output"][1]["content"][0]["text"] == "so"
+    assert end["output"][2]["arguments"] == "{}"
+    used = end["usage"]
+    assert used["output_tokens"] == 7 and used["output_tokens_details"] == {"reasoning_tokens": 3}
+    assert used["total_tokens"] == used["input_tokens"] + 7
 
 
 def test_a_stream_that_only_beat_when_it_failed_still_has_a_beginning(responses):
@@ -268,6 +285,7 @@ def test_a_stream_that_only_beat_when_it_failed_still_has_a_beginning(responses)
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
     assert [event["sequence_number"] for event in events] == [0, 1, 2]
     assert events[-1]["response"]["error"]["code"] == "internal_error"
+    assert (events[-1]["response"]["output"], events[-1]["response"]["usage"]) == ([], None)
 
 
 TEXTS = st.lists(st.text(alphabet="abé🌍 \n", min_size=1, max_size=4), max_size=5)

@@ -85,6 +85,16 @@ class Answer:
                 yield from self._recorded(records)
                 yield from self._ended(STATUS[result.finish])
 
+    def so_far(self) -> list[Item]:
+        """The Items of an answer that ends here, for nobody has said more: one under way is incomplete."""
+        for _ in self._closed("incomplete"):
+            pass
+        for call in self._held:
+            for _ in self._called(call):
+                pass
+        self._held = []
+        return self.items
+
     def _ended(self, status: str) -> Iterator[Told]:
         speaks = any(isinstance(item, MessageItem) for item in self.items)
         if self._open is None or self._open.channel == "reasoning":

@@ -17,7 +17,8 @@ ITEMS = (
 TOOLS = (
     "A function of a namespace is `namespace.name` to the model and has both members again in every call. With"
     " `--lenient-tools` definitions of another type, deferred ones and those the model may not call are dropped instead"
-    " of refused, and the response header `X-NInfer-Dropped-Tools` names them."
+    " of refused, and the response header `X-NInfer-Dropped-Tools` names them. The header names every function that the"
+    " model does not see: a model whose chat template has no place for tools sees none."
 )
 FORCED = (
     "A choice that forces a call ends the prompt inside it, so it cannot be had with reasoning that the request"

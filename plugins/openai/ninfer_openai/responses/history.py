@@ -61,6 +61,7 @@ class _History:
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
         self._results: _Results | None = None
+        self._answered: set[str] = set()  # calls of the last turn, once all have their results
 
     def add(self, placed: Placed) -> None:
         item, place = placed.item, placed.place
@@ -111,6 +112,7 @@ class _History:
         if turn is None:
             return
         self._messages.append(turn.message())
+        self._answered = set()
         calls: dict[str, tuple[CallItem, str]] = {}
         for call, place in turn.calls:
             if call.call_id in calls:
@@ -123,11 +125,11 @@ class _History:
 
     def _result(self, item: OutputItem, place: str) -> None:
         results = self._results
+        if item.call_id in self._answered or (results is not None and item.call_id in results.given):
+            raise _tool_history(f"'{place}' is a second result of call {quoted(item.call_id)}.", place)
         if results is None or item.call_id not in results.calls:
             text = f"'{place}.call_id' is {quoted(item.call_id)}, which is no call of the turn before it."
             raise _tool_history(text, place)
-        if item.call_id in results.given:
-            raise _tool_history(f"'{place}' is a second result of call {quoted(item.call_id)}.", place)
         call, _ = results.calls[item.call_id]
         for name, said, is_so in (("name", item.name, call.name), ("namespace", item.namespace, call.namespace)):
             if said is not UNSET and said != is_so:
@@ -137,7 +139,7 @@ class _History:
         results.given[item.call_id] = Message(role="tool", content=output, tool_call_id=item.call_id, place=place)
         if len(results.given) == len(results.calls):
             self._messages += [results.given[call_id] for call_id in results.calls]
-            self._results = None
+            self._results, self._answered = None, set(results.calls)
 
     def _close_results(self, place: str | None) -> None:
         """The results end before ``place``, or with the input; there has to be one of each call."""

@@ -48,6 +48,7 @@ class Plan:
 def plan_count(body: PromptBody, *, ids: Ids, parent: Record | None, lenient: Leniency) -> Plan:
     """The prompt alone. ApiError 400 for everything this server cannot do as asked."""
     refuse_unsupported(body)
+    _included(body)
     _check_reasoning(body)
     if body.text is not None:
         refuse_unsupported(body.text, "text")
@@ -157,7 +158,7 @@ def _variable(body: PromptBody, name: str) -> Any:
     return (body.chat_template_kwargs or {}).get(name)
 
 
-def _included(body: CreateBody) -> frozenset[str]:
+def _included(body: PromptBody) -> frozenset[str]:
     included = body.include or []
     for at, value in enumerate(included):
         if value not in (ENCRYPTED, LOGPROBS):

@@ -45,10 +45,10 @@ class Head:
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
         )
 
-    def failed(self, error: ApiError, output: Sequence[Item]) -> dict[str, Any]:
-        """It ended in an error after it had begun; ``output``: the Items that were whole by then."""
+    def failed(self, error: ApiError, output: Sequence[Item], used: Mapping[str, Any] | None) -> dict[str, Any]:
+        """It ended in an error after it had begun; ``output`` and ``used``: what had come of it by then."""
         told = {"code": error.code or "server_error", "message": error.message}
-        return self._object("failed", output=output, error=told)
+        return self._object("failed", output=output, error=told, usage=used)
 
     def _object(self, status: str, *, output: Sequence[Item] = (), **more: Any) -> dict[str, Any]:
         return {
@@ -100,10 +100,15 @@ def echo(body: CreateBody, tools: ToolSet, *, model: str, sampling: Mapping[str,
 
 def usage(result: Result) -> dict[str, Any]:
     """Token counts; ``output_tokens`` includes a withheld stop token."""
+    return counts(result.prompt_tokens, result.cached_tokens, result.completion_tokens, result.reasoning_tokens)
+
+
+def counts(prompt: int, cached: int, output: int, reasoning: int) -> dict[str, Any]:
+    """The wire's object of them."""
     return {
-        "input_tokens": result.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": result.cached_tokens},
-        "output_tokens": result.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": result.reasoning_tokens},
-        "total_tokens": result.prompt_tokens + result.completion_tokens,
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": prompt + output,
     }

@@ -24,7 +24,7 @@ from ninfer_core.api.http import (
     quoted,
     to_json,
 )
-from ninfer_core.api.tool_sets import dropped_headers
+from ninfer_core.api.tool_sets import tool_headers
 
 from .answer import Style, whole
 from .input import refuse_unknown_types
@@ -128,7 +128,7 @@ class Responses:
         plan = await _beside(request.body, parent, work)
         with _refusals_of_input():
             counted = await engine.count(plan.job)
-        headers = dropped_headers(plan.tools.dropped)
+        headers = tool_headers(engine.info, plan.tools.offered, plan.tools.dropped)
         return json_response({"object": "response.input_tokens", "input_tokens": counted}, headers=headers)
 
     async def retrieve(self, request: HttpRequest) -> HttpResponse:
@@ -210,7 +210,7 @@ class _Making:
             encrypts=plan.encrypts,
             token_bytes=None if plan.job.logprobs is None else engine.token_bytes,
         )
-        headers = dropped_headers(plan.tools.dropped)
+        headers = tool_headers(engine.info, plan.tools.offered, plan.tools.dropped)
         if self.body.stream:
             stream = EventStream(generation, head, style, partial(self._finished, head))
             response = event_stream(stream.chunks(), late_error=stream.failed)

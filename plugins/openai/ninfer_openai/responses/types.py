@@ -166,6 +166,7 @@ class PromptBody(Struct, kw_only=True, forbid_unknown_fields=True):
         bool | None, Used("true; false where no tool can be called, or with `--lenient-tools`: the first call alone")
     ] = None
     text: Annotated[TextIn | None, Used("an object")] = None
+    include: Annotated[list[str] | None, Used("`reasoning.encrypted_content`, `message.output_text.logprobs`")] = None
     truncation: Annotated[str | None, Only(equal("disabled"), "disabled", "No Items are dropped to make room")] = None
     graft: Annotated[str | None, Only(empty, "empty", "No prompt graft is loaded", "unknown_graft")] = None
     conversation: Annotated[Any, Only(left_out, "", STATE)] = None
@@ -188,7 +189,6 @@ class CreateBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=0, le=20)] | None,
         Used("1 to 20: log probabilities with as many of the likeliest tokens"),
     ] = None
-    include: Annotated[list[str] | None, Used("`reasoning.encrypted_content`, `message.output_text.logprobs`")] = None
     metadata: Annotated[Metadata | None, Used("up to 16 texts of 512 characters under names of 64; returned")] = None
     max_tool_calls: Annotated[Count | None, Checked("it bounds hosted tools, of which there are none; returned")] = None
     service_tier: Annotated[
