@@ -3,10 +3,26 @@
 import os
 
 import pytest
+import structlog
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def logging_of_this_file():
+    """What another file configured, a level that drops lines for one, is not heard here."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def logging_of_this_test():
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture
