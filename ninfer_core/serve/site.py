@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,17 @@ class Site:
             if match is not None:
                 return place, match.groupdict()
         shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
-        raise NotFound("route_not_found", f"There is no route {shown!r} here.")
+        near = self._near(path) if len(path) <= SHOWN else None
+        hint = f" There is {near!r}." if near else ""
+        raise NotFound("route_not_found", f"There is no route {shown!r} here.{hint}")
+
+    def _near(self, path: str) -> str | None:
+        """A route that may have been meant: the same one below /v1, or one that is spelled much like it."""
+        below = "/v1" + path.removesuffix("/")
+        if below in self._fixed or path.removesuffix("/") in self._fixed:
+            return below if below in self._fixed else path.removesuffix("/")
+        found = difflib.get_close_matches(path, list(self._fixed), n=1, cutoff=0.8)
+        return found[0] if found else None
 
     def desk(self, path: str) -> Desk:
         """Who answers for ``path``: the route's own frontend, else the longest prefix, else the core."""

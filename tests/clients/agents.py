@@ -29,7 +29,7 @@ Done = subprocess.CompletedProcess[str]
 Ask = Callable[..., Done]
 
 
-def claude_code(address: str, home: Path, prompt: str, *, environment: dict[str, str] | None = None) -> Done:
+def claude_code(address: str, home: Path, prompt: str, *more: str, environment: dict[str, str] | None = None) -> Done:
     """Its Linux package holds the whole program."""
     found = sorted((MODULES / "@anthropic-ai").glob("claude-code-*/claude"))
     if not found:
@@ -40,7 +40,7 @@ def claude_code(address: str, home: Path, prompt: str, *, environment: dict[str,
         "DISABLE_AUTOUPDATER": "1",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    return _run([str(found[0]), "-p", prompt], home, {**settings, **(environment or {})})
+    return _run([str(found[0]), "-p", *more, "--", prompt], home, {**settings, **(environment or {})})
 
 
 def codex(address: str, home: Path, prompt: str, *, model: str = "scripted", settings: str = "") -> Done:

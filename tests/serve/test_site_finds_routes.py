@@ -57,6 +57,25 @@ def test_a_path_leads_to_the_most_specific_route(method, path, route, params):
     assert (place.route(method, path).path, found) == (route, params)
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/messages", "/v1/messages"),
+        ("/v1/messages/", "/v1/messages"),
+        ("/v1/mesages", "/v1/messages"),
+        ("/v1/embeddings", None),
+        ("/" + "x" * 10_000, None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_an_unknown_route_names_the_one_that_may_be_meant(path, meant):
+    with pytest.raises(NotFound) as refused:
+        SITE.find(path)
+    end = f"There is {meant!r}." if meant else " here."
+    assert refused.value.message.endswith(end)
+    assert len(refused.value.message) < 300
+
+
 def test_patterns_of_one_shape_are_one_place_whatever_the_parameter_is_called():
     place, _ = SITE.find("/items/x")
     assert place.allowed == ["GET", "POST", "HEAD", "OPTIONS"]

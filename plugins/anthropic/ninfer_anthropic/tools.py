@@ -83,11 +83,14 @@ class Schema(msgspec.Struct):
 def _refuse_unreachable(one: ToolIn, place: str) -> None:
     """UnsupportedTool for what no model could call through its client."""
     member = text = ""
-    if one.type not in (None, "custom"):
+    if one.type == "function":
+        member = "tool_type"
+        text = f"'{place}' has the form of OpenAI's tools; here a tool is its name, description and input_schema."
+    elif one.type not in (None, "custom"):
         member = "tool_type"
         text = (
             "Tools that a server defines or runs, toolsets and MCP are not available; "
-            f"'{place}.type' must be custom, but is {quoted(one.type)}."
+            f"'{place}.type' must be custom, but is {quoted(one.type)}. With --lenient-tools they are left out."
         )
     elif one.defer_loading:
         member = "defer_loading"

@@ -41,6 +41,11 @@ def refusal(**fields: Any) -> tuple[str | None, str | None]:
     return caught.value.code, caught.value.param
 
 
+def test_a_tool_in_the_form_of_openai_is_told_what_is_accepted_here():
+    with pytest.raises(ApiError, match="OpenAI's tools; here a tool is its name, description and input_schema"):
+        asked(tools=[{"type": "function", "function": {"name": "find", "parameters": SCHEMA}}])
+
+
 def offered(**fields: Any) -> list[str]:
     return [tool.name for tool in asked(**fields).job.tools]
 
