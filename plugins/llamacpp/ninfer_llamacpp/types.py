@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
-from ninfer_core.api.fields import Ignored, Only, Used, equal, left_out
+from ninfer_core.api.fields import Ignored, Only, Used, empty, equal, left_out
 from ninfer_core.api.raw import RawBody
 
 MODEL = "the public model id; left out, null or empty: the loaded model"
@@ -25,6 +25,7 @@ class CompletionBody(RawBody, kw_only=True):
     response_fields: Annotated[
         list[str] | None, Used("the members to keep; `a/b` is member b of a; an empty list keeps all")
     ] = None
+    image_data: Annotated[Any, Only(empty, "[]", "A raw prompt has no images")] = None
     json_schema: Annotated[Any, Only(left_out, "", "Output is not constrained", "response_format_not_supported")] = None
 
 

@@ -136,6 +136,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lora": ([],),
     "logit_bias": ([], {}, [[5, 0]], {"5": 0}),
     "response_format": ({"type": "text"},),
+    "image_data": ([],),
     "json_schema": (),
 }
 ASKING: dict[str, tuple[Any, ...]] = {
@@ -153,6 +154,7 @@ ASKING: dict[str, tuple[Any, ...]] = {
     "grammar": ("root ::= x",),
     "lora": ([{"id": 0, "scale": 1}],),
     "logit_bias": ([[5, 1]], [[5, False]], {"5": -1}),
+    "image_data": ([{"data": "aGk=", "id": 1}],),
 }
 
 
