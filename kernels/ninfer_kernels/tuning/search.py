@@ -11,13 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .facts import Facts
-from .table import Blocks, Choice, Key
+from .table import Blocks, Choice, Key, Shape
 from .tunable import Inputs, Tunable
 
 GAIN = 0.97
@@ -54,6 +54,10 @@ class GraphTimer:
         self.device = device
 
     def seconds(self, work: Callable[[], object]) -> float:
+        return statistics.median(self.times(work))
+
+    def times(self, work: Callable[[], object]) -> list[float]:
+        """Seconds of each of several replays."""
         with torch.cuda.device(self.device):
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
@@ -61,7 +65,7 @@ class GraphTimer:
                 work()
             first = self._replay(graph)
             repeats = max(3, min(REPLAYS, int(REPLAY_SECONDS / max(first, 1e-6))))
-            return statistics.median(self._replay(graph) for _ in range(repeats))
+            return [self._replay(graph) for _ in range(repeats)]
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")  # type: ignore[no-untyped-call]
@@ -111,7 +115,7 @@ def _decide(
 ) -> Measured | None:
     """The best blocks of one shape; None when it became too late."""
     tunable, shape = choice.tunable, choice.shape
-    copies = _copies(tunable, choice, facts, device)
+    copies = rotating_inputs(tunable, shape, facts, device)
     default = tunable.default(shape, facts)
     wanted = tunable.run(copies[0], default).float()
     standard = best = timer.seconds(lambda: _run_all(tunable, copies, default)) / len(copies)
@@ -154,14 +158,14 @@ def close(got: Tensor, wanted: Tensor, tolerance: float) -> bool:
     return float((got - wanted).norm()) <= tolerance * float(wanted.norm())
 
 
-def _copies(tunable: Tunable, choice: Choice, facts: Facts, device: torch.device) -> list[Inputs]:
+def rotating_inputs(tunable: Tunable, shape: Shape, facts: Facts, device: torch.device) -> list[Inputs]:
     """Inputs often enough that a run finds none of its own in the cache."""
     generator = torch.Generator(device).manual_seed(0)
-    copies = [tunable.inputs(choice.shape, device, generator)]
-    size = max(_bytes(copies[0]), 1)
+    copies = [tunable.inputs(shape, device, generator)]
+    size = max(input_bytes(copies[0]), 1)
     room = _room(device)
     count = min(-(-2 * facts.cache_bytes // size), MOST_COPIES, 1 + room // size)
-    copies += [tunable.inputs(choice.shape, device, generator) for _ in range(count - 1)]
+    copies += [tunable.inputs(shape, device, generator) for _ in range(count - 1)]
     return copies
 
 
@@ -170,8 +174,9 @@ def _room(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else 1 << 20
 
 
-def _bytes(inputs: Any) -> int:
-    return sum(one.numel() * one.element_size() for one in inputs if isinstance(one, Tensor))
+def input_bytes(inputs: Inputs) -> int:
+    """Of the tensors among them, and of what says how many bytes it has."""
+    return sum(int(getattr(one, "nbytes", 0)) for one in inputs)
 
 
 def _run_all(tunable: Tunable, copies: list[Inputs], blocks: Blocks) -> None:
