@@ -85,6 +85,15 @@ class Site:
 
     def find(self, path: str) -> tuple[Place, dict[str, str]]:
         """The place of ``path`` and its parameters; NotFound ``route_not_found``."""
+        found = self._match(path)
+        if found is not None:
+            return found
+        shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
+        near = self._near(path) if len(path) <= SHOWN else None
+        hint = f" There is {near!r}." if near else ""
+        raise NotFound("route_not_found", f"There is no route {shown!r} here.{hint}")
+
+    def _match(self, path: str) -> tuple[Place, dict[str, str]] | None:
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, {}
@@ -92,25 +101,22 @@ class Site:
             match = place.pattern.fullmatch(path)
             if match is not None:
                 return place, match.groupdict()
-        shown = path if len(path) <= SHOWN else path[:SHOWN] + "..."
-        near = self._near(path) if len(path) <= SHOWN else None
-        hint = f" There is {near!r}." if near else ""
-        raise NotFound("route_not_found", f"There is no route {shown!r} here.{hint}")
+        return None
 
     def _near(self, path: str) -> str | None:
         """A route that may have been meant: the same one below /v1, or one that is spelled much like it."""
-        below = "/v1" + path.removesuffix("/")
-        if below in self._fixed or path.removesuffix("/") in self._fixed:
-            return below if below in self._fixed else path.removesuffix("/")
+        bare = path.removesuffix("/")
+        for other in ("/v1" + bare, bare):
+            if other in self._fixed:
+                return other
         found = difflib.get_close_matches(path, list(self._fixed), n=1, cutoff=0.8)
         return found[0] if found else None
 
     def desk(self, path: str) -> Desk:
         """Who answers for ``path``: the route's own frontend, else the longest prefix, else the core."""
-        try:
-            return self.find(path)[0].desk
-        except NotFound:
-            pass
+        found = self._match(path)
+        if found is not None:
+            return found[0].desk
         for prefix, desk in self._prefixes:
             if path == prefix or path.startswith(prefix + "/"):
                 return desk

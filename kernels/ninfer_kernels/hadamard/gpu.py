@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ninfer_kernels import pdl
 
-from .kernel import rotate_kernel
+from .kernel import WIDEST, rotate_kernel
 
-WIDEST = 512  # elements the kernel is written out for
 ROWS = 4  # of a program
 
 

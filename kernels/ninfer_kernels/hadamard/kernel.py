@@ -5,28 +5,16 @@ import triton.language as tl
 
 from ninfer_kernels.pdl import begin
 
+STEPS: tl.constexpr = tl.constexpr(9)
+WIDEST = 1 << STEPS.value  # elements
+
 
 @triton.jit
 def rotate(b_x, D: tl.constexpr):
     """``reference.rotate`` of b_x [L, D] fp32, to the bit: sums in the order of the definition."""
-    if D >= 2:
-        b_x = _pairs(b_x, D, 1)
-    if D >= 4:
-        b_x = _pairs(b_x, D, 2)
-    if D >= 8:
-        b_x = _pairs(b_x, D, 4)
-    if D >= 16:
-        b_x = _pairs(b_x, D, 8)
-    if D >= 32:
-        b_x = _pairs(b_x, D, 16)
-    if D >= 64:
-        b_x = _pairs(b_x, D, 32)
-    if D >= 128:
-        b_x = _pairs(b_x, D, 64)
-    if D >= 256:
-        b_x = _pairs(b_x, D, 128)
-    if D >= 512:
-        b_x = _pairs(b_x, D, 256)
+    for i in tl.static_range(STEPS):
+        if 1 << i < D:
+            b_x = _pairs(b_x, D, 1 << i)
     FACTOR: tl.constexpr = D**-0.5
     return b_x * FACTOR
 
