@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import llvmlite.binding as llvm
 
 
@@ -11,9 +9,11 @@ class Unsupported(RuntimeError):
     """This processor or installation cannot run compiled functions; the message says why."""
 
 
-@functools.cache
 def machine() -> llvm.TargetMachine:
-    """The host's code generator; Unsupported on a processor without fp16 conversion and fused multiply-add."""
+    """A code generator for the host, a new one for each module: the engine that is made with it frees it at its end.
+
+    Unsupported on a processor without fp16 conversion and fused multiply-add.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()

@@ -1,3 +1,5 @@
+import ctypes
+import gc
 import subprocess
 import sys
 import threading
@@ -209,3 +211,15 @@ def test_activations_of_another_width_are_refused():
     for x in (torch.zeros(2, 32), torch.zeros(64)):
         with pytest.raises(ValueError, match=r"\[T, 64\] is expected"):
             linear(x)
+
+
+def test_functions_outlive_others_that_were_compiled_before_them():
+    """A code generator belongs to what was compiled with it: another's end must not take it along."""
+    from ninfer_kernels.native import Code
+
+    module = "define i64 @seven() {{ ret i64 {} }}"
+    for number in range(8):
+        code = Code(module.format(number))
+        assert ctypes.CFUNCTYPE(ctypes.c_int64)(code.address("seven"))() == number
+        del code
+        gc.collect()
