@@ -23,8 +23,10 @@ def machine() -> llvm.TargetMachine:
     if not triple.startswith(("x86_64", "aarch64", "arm64")):
         raise Unsupported(f"no native route for {triple}")
     target = llvm.Target.from_triple(triple)
+    # "default" is the small code model, whose 32-bit distances do not reach from code to constants where a GPU's
+    # reservations lie between the two: LLVM then ends the process
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, reloc="pic", codemodel="default", jit=True
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, codemodel="jitdefault", jit=True
     )
 
 

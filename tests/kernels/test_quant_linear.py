@@ -1,5 +1,6 @@
 import ctypes
 import gc
+import platform
 import subprocess
 import sys
 import threading
@@ -223,3 +224,15 @@ def test_functions_outlive_others_that_were_compiled_before_them():
         assert ctypes.CFUNCTYPE(ctypes.c_int64)(code.address("seven"))() == number
         del code
         gc.collect()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="distances of x86-64")
+def test_code_reaches_its_constants_however_far_away_they_are():
+    """The loader puts both where there is room; beside the reservations of a GPU that may be 2 GiB apart and more."""
+    import llvmlite.binding as llvm
+
+    from ninfer_kernels.native import machine
+
+    module = "define double @half(double %a) { %r = fmul double %a, 0x3FE8000000000000\nret double %r }"
+    assembly = machine().emit_assembly(llvm.parse_assembly(module))
+    assert "movabs" in assembly and "(%rip)" not in assembly
