@@ -103,6 +103,7 @@ def test_whatever_the_scores_are_every_slot_is_an_expert_of_its_own(way, value):
         ("many", 1, SHAPES[1]),
         ("many", MANY, SHAPES[0]),
         ("many", 7, SHAPES[2]),
+        ("many", 70, SHAPES[2]),  # more than a tile of one expert
         ("many", 33, SHAPES[3]),
     ],
     ids=str,

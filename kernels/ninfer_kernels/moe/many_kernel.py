@@ -62,10 +62,10 @@ def many_gate_up_kernel(
     e = tl.load(owners + i_m)
     if e < E:
         first, end = tl.load(firsts + i_m), tl.load(ends + e)
-        if end - first <= TAIL:
-            _inner(x, w, tokens, h, e, first, end, i_i, stride_x, N, F, TAIL, BI, BN, PRECISION, DESC)
-        elif TAIL < BM:
+        if end - first > TAIL:
             _inner(x, w, tokens, h, e, first, end, i_i, stride_x, N, F, BM, BI, BN, PRECISION, DESC)
+        else:
+            _inner(x, w, tokens, h, e, first, end, i_i, stride_x, N, F, TAIL, BI, BN, PRECISION, DESC)
 
 
 @triton.jit
@@ -110,10 +110,10 @@ def many_down_kernel(
     e = tl.load(owners + i_m)
     if e < E:
         first, end = tl.load(firsts + i_m), tl.load(ends + e)
-        if end - first <= TAIL:
-            _outer(h_tail, w, said, e, first, end, i_n, N, F, TAIL, BN, BI, PRECISION, DESC)
-        elif TAIL < BM:
+        if end - first > TAIL:
             _outer(h, w, said, e, first, end, i_n, N, F, BM, BN, BI, PRECISION, DESC)
+        else:
+            _outer(h_tail, w, said, e, first, end, i_n, N, F, TAIL, BN, BI, PRECISION, DESC)
 
 
 @triton.jit
