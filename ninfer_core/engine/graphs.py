@@ -1,4 +1,4 @@
-"""Recorded decode rounds: one CUDA graph per number of rows and verify width, from the upload of its numbers to the
+"""Recorded decode rounds: one CUDA graph per number of rows and verify width, between the upload of its numbers and the
 download of what was drawn.
 
 A graph reads lengths, tables, slots and samplers from device memory, so it serves every context and every request; a
@@ -9,7 +9,7 @@ is run step by step: a missing size costs time, never a request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -22,7 +22,7 @@ from ninfer_core.sampling.params import SamplingParams
 from ninfer_core.sampling.sampler import Drawn
 from ninfer_kernels.device import gpu_route
 
-__all__ = ["DecodeGraphs", "Recorded", "RoundRow", "Shape", "computed_allowance", "shapes"]
+__all__ = ["DecodeGraphs", "Recorded", "RoundRow", "Sent", "Shape", "computed_allowance", "shapes"]
 
 log = structlog.get_logger()
 MIB = 1 << 20
@@ -31,10 +31,43 @@ NOBODY = SamplingParams(
 )
 
 
+class Mark:
+    """A place in the work of the device that the host can wait for; elsewhere work is done when its call returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def set(self) -> None:
+        """Here, after all that was sent off until now."""
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(self._device))
+
+    def wait(self) -> None:
+        """Until the device has come to where it was set last; with the GIL released."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sent:
+    """A round that is under way, or over."""
+
+    recorded: Recorded
+    rows: Sequence[RoundRow]
+    side: int  # where what it draws comes down
+
+    def drawn(self) -> list[list[Drawn]]:
+        """What it drew, by row and column, once it was waited for; until the round after the next is sent off."""
+        return self.recorded.drawn(self.rows, self.side)
+
+
 class DecodeGraphs:
     """The recorded rounds of one engine. Called by the engine thread only.
 
-    A round is ``start``, ``wait``, ``drawn``; then comes ``fold``, and only then the next round.
+    A round is ``start``, ``wait``, ``Sent.drawn``, ``fold``. ``fold`` and the next ``start`` may come before ``wait``:
+    the device works in the order of the calls. Two rounds are under way at most.
     """
 
     def __init__(
@@ -55,10 +88,10 @@ class DecodeGraphs:
         self._public_tokens = public_tokens
         self._recorded: dict[int, list[Recorded]] = {}  # by rows, narrow ones first
         self._memory: Any = None  # one pool for all graphs: rounds never overlap
-        self._down: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._down = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._flying = False
+        self._side = 0  # of the next round
+        self._under_way: list[Sent] = []
+        self._down = [Mark(device), Mark(device)]  # by side: what was drawn has come down
+        self._up = Mark(device)  # what the host has written was copied
         self._table: PageTable | None = None  # made when something is recorded, so that its memory is measured too
         self._tally: Tally | None = None
 
@@ -86,30 +119,37 @@ class DecodeGraphs:
 
     def round(self, recorded: Recorded, rows: Sequence[RoundRow]) -> list[list[Drawn]]:
         """A whole round: what was drawn, by row and column."""
-        self.start(recorded, rows)
-        self.wait()
-        return recorded.drawn(rows)
+        sent = self.start(recorded, rows)
+        self.wait(sent)
+        return sent.drawn()
 
-    def start(self, recorded: Recorded, rows: Sequence[RoundRow]) -> None:
+    def start(self, recorded: Recorded, rows: Sequence[RoundRow]) -> Sent:
         """Send a round off: the forward pass and the draw."""
-        if self._flying:
-            self.wait()  # a round that failed before it was read: its numbers may not have been copied yet
         assert self._tally is not None and recorded.forward is not None
+        if len(self._under_way) > 1:
+            self.wait(self._under_way[0])  # nobody wanted it
+        self._up.wait()
+        sent = Sent(recorded=recorded, rows=rows, side=self._side)
         recorded.fill(rows, self._tally)
-        self._flying = True
+        recorded.upload()
+        self._up.set()
         recorded.forward.replay()
-        if self._down is not None:
-            self._down.record(torch.cuda.current_stream(self._device))
+        recorded.download(sent.side)
+        self._down[sent.side].set()
+        self._side = 1 - self._side
+        self._under_way.append(sent)
+        return sent
 
-    def wait(self) -> None:
+    def wait(self, sent: Sent) -> None:
         """Until what was drawn has come down; other threads run meanwhile."""
-        if self._down is not None:
-            self._down.synchronize()
-        self._flying = False
+        if sent in self._under_way:
+            self._down[sent.side].wait()
+            del self._under_way[: self._under_way.index(sent) + 1]
 
     def fold(self, recorded: Recorded, kept: Sequence[int]) -> None:
         """Send off the fold over the first ``kept[b]`` tokens of each row of the last round."""
         if recorded.fold is not None:
+            self._up.wait()  # what the fold before this one kept
             recorded.keep(kept)
             recorded.fold.replay()
 
@@ -123,6 +163,7 @@ class DecodeGraphs:
             recorded = Recorded(shape, self._table, self._scratch_page, news, self._device)
         nobody = RoundRow(tokens=[0], frontier=0, state_slot=0, pages=[self._scratch_page], params=NOBODY)
         recorded.fill([nobody] * shape.rows, self._tally)
+        recorded.upload()
         self._record(recorded)
         own = self._recorded.setdefault(shape.rows, [])
         own.append(recorded)
@@ -151,22 +192,28 @@ class DecodeGraphs:
 
     def _forward(self, recorded: Recorded) -> None:
         """A round as it is recorded, in the order of the device."""
-        recorded.upload()
+        spoken = self._feed(recorded)
         # a step of its own: what is derived from a step is kept with it, and must be derived inside the recording
         recorded.step = replace(recorded.step)
         output = self._model.forward(recorded.step, self._cache, self._states.parts)
-        self._draw(recorded, output)
-        recorded.download()
+        self._draw(recorded, output, spoken)
         # the logits are not kept: the next shape's may lie where they lay
         recorded.records = output.records
 
-    def _draw(self, recorded: Recorded, output: StepOutput) -> None:
-        gpu = gpu_route(output.logits, "ninfer_kernels.sampling")
+    def _feed(self, recorded: Recorded) -> Any:
+        """Tokens that the host did not know are put where the round reads them, and what was said is counted."""
+        gpu = gpu_route(recorded.ids, "ninfer_kernels.sampling")
         if gpu is None:
             raise RuntimeError("nothing draws on this device")
         assert self._tally is not None
-        counts = self._tally.counts
-        gpu.count(counts, recorded.lanes, recorded.said)
+        spoken = gpu.Spoken(self._tally.counts, self._tally.last, recorded.lanes, recorded.ids)
+        gpu.feed(spoken, recorded.said)
+        return spoken
+
+    def _draw(self, recorded: Recorded, output: StepOutput, spoken: Any) -> None:
+        gpu = gpu_route(output.logits, "ninfer_kernels.sampling")
+        if gpu is None:
+            raise RuntimeError("nothing draws from such logits on this device")
         gpu.draw_into(
             recorded.draws,
             output.logits[:, : self._public_tokens],
@@ -174,7 +221,7 @@ class DecodeGraphs:
             recorded.positions,
             width=recorded.shape.width,
             shift=1,  # a column fills the position after its token's
-            counted=gpu.Counted(counts, recorded.lanes, recorded.ids),
+            spoken=spoken,
         )
 
     def _fold(self, recorded: Recorded) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ninfer_core.api.nn import Cache, Model, Step
-from ninfer_core.engine.flight import Flight, Pending, Row, goes_on
+from ninfer_core.engine.flight import Flight, Pending, Row, goes_on, kept_in_place
 from ninfer_core.engine.graphs import DecodeGraphs, Recorded, RoundRow
 from ninfer_core.engine.lanes import Lane
 from ninfer_core.engine.stats import WAIT, HostClock
@@ -16,8 +16,7 @@ from ninfer_core.errors import InvariantError
 from ninfer_core.kv.pages import PAGE_TOKENS
 from ninfer_core.kv.state import StatePool
 from ninfer_core.sampling.sampler import FAILED, Column, Drawn, sample
-from ninfer_core.spec.verify import licensed
-from ninfer_kernels.sampling import DECODE, PREFILL
+from ninfer_kernels.sampling import DECODE, DRAWN, PREFILL
 
 __all__ = ["Pending", "Program", "Row"]
 
@@ -65,67 +64,69 @@ class Program:
     def decode(self, lanes: Sequence[Lane], *, ahead: bool = False) -> Pending:
         """One round over the decoding lanes: each feeds its last token and its drafts and draws one token a column.
 
-        ``ahead``: where rounds are recorded, send off the next one too before this one is real. The round returned may
-        be the one sent off last, over those of its lanes that are still there.
+        ``ahead``: where rounds are recorded, send off the next one too before this one has come down. The round
+        returned may be the one sent off last, over those of its lanes that are still there.
         """
-        pending = self._landed(lanes)
-        if pending is None:
-            pending = self._round(lanes)
-        if ahead and pending.recorded is not None and not any(lane.drafting for lane in lanes):
-            self._send_ahead(pending, lanes)
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            with self.clock.phase("program_submit"):
+                flight = flight.over(lanes)
+        if flight is None:
+            rows, fed = self._proposed(lanes)
+            recorded = self.graphs.choose(len(rows), max(map(len, fed))) if self.graphs is not None else None
+            if recorded is None:
+                return self._stepped(rows, fed)
+            flight = self._started(
+                recorded, rows, [_round_row(row.lane, own) for row, own in zip(rows, fed, strict=True)]
+            )
+        following = self._send_after(flight, lanes) if ahead and not any(lane.drafting for lane in lanes) else None
+        assert self.graphs is not None
+        with self.clock.phase(WAIT):
+            self.graphs.wait(flight.sent)
+        with self.clock.phase("program_post"):
+            pending = flight.landed()
+            if following is not None:
+                following.learn(pending.rows)
+                pending.folded = True
+            self._flight = following
         return pending
 
-    def _round(self, lanes: Sequence[Lane]) -> Pending:
+    def _proposed(self, lanes: Sequence[Lane]) -> tuple[list[Row], list[list[int]]]:
+        """What each lane feeds: its last token and its drafts."""
         with self.clock.phase("program_submit"):
-            rows, fed, widest = [], [], 1
+            rows, fed = [], []
             for lane in lanes:
                 draft, source, handle = lane.propose() or (None, None, None)
                 rows.append(Row(lane=lane, tokens=[], draft=draft, source=source, handle=handle))
-                tokens = [lane.ledger[lane.frontier], *draft.tokens] if draft else [lane.ledger[lane.frontier]]
-                fed.append(tokens)
-                widest = max(widest, len(tokens))
-                lane.space.cover(lane.frontier + len(tokens))
-            recorded = self.graphs.choose(len(lanes), widest) if self.graphs is not None else None
-        if recorded is None:
-            pending, drawn = self._stepped(rows, fed)
-        else:
-            pending, drawn = self._replayed(recorded, rows, fed)
-        with self.clock.phase("program_post"):
-            for row, own in zip(rows, drawn, strict=True):
-                row.drawn = own
-                row.tokens = licensed([one.token for one in own], row.draft.tokens) if row.draft else [own[0].token]
-        return pending
+                fed.append([lane.ledger[lane.frontier], *draft.tokens] if draft else [lane.ledger[lane.frontier]])
+                lane.space.cover(lane.frontier + len(fed[-1]))
+        return rows, fed
 
-    def _landed(self, lanes: Sequence[Lane]) -> Pending | None:
-        """What the round that was sent ahead has drawn for these lanes."""
-        flight, self._flight = self._flight, None
-        if flight is None or self.graphs is None:
-            return None
-        with self.clock.phase(WAIT):
-            self.graphs.wait()
-        with self.clock.phase("program_post"):
-            return flight.landed(lanes)
-
-    def _send_ahead(self, pending: Pending, lanes: Sequence[Lane]) -> None:
-        """Send off the next round, after the state has moved on for this one."""
-        assert self.graphs is not None and pending.recorded is not None
+    def _started(self, recorded: Recorded, rows: list[Row], filled: Sequence[RoundRow]) -> Flight:
+        assert self.graphs is not None
         with self.clock.phase("program_submit"):
-            drawn = {row.lane.index: row.tokens for row in pending.rows}
-            staying = [lane for lane in lanes if lane.index not in drawn or goes_on(lane, drawn[lane.index][0])]
-            recorded = self.graphs.choose(len(staying), 1)
-            if recorded is None:
-                return
-            pending.folded = [int(row.tokens[0] != FAILED) for row in pending.rows]
-            self.graphs.fold(pending.recorded, pending.kept_in_place(pending.folded))
+            return Flight.of(self.graphs.start(recorded, filled), rows)
+
+    def _send_after(self, flight: Flight, lanes: Sequence[Lane]) -> Flight | None:
+        """Send off the round after one whose tokens have not come down, the state moved on for that one. None where no
+        row goes on, or no such round is recorded."""
+        assert self.graphs is not None
+        drawing = {row.lane.index for row in flight.rows}
+        staying = [lane for lane in lanes if lane.index not in drawing or goes_on(lane)]
+        recorded = self.graphs.choose(len(staying), 1)
+        if recorded is None or flight.has_drafts:
+            return None
+        with self.clock.phase("program_submit"):
+            moved = flight.sent.recorded
+            self.graphs.fold(moved, kept_in_place(moved, flight.places, [1] * len(flight.rows)))
             filled = []
             for lane in staying:
-                after = drawn.get(lane.index, ())
+                after = (DRAWN,) if lane.index in drawing else ()
                 lane.space.cover(lane.frontier + len(after) + 1)
                 filled.append(_round_row(lane, after or lane.ledger[-1:], after=after))
-            self.graphs.start(recorded, filled)
-            self._flight = Flight(recorded=recorded, lanes=staying, filled=filled)
+        return self._started(recorded, [Row(lane=lane, tokens=[]) for lane in staying], filled)
 
-    def _stepped(self, rows: list[Row], fed: Sequence[Sequence[int]]) -> tuple[Pending, list[list[Drawn]]]:
+    def _stepped(self, rows: list[Row], fed: Sequence[Sequence[int]]) -> Pending:
         """A decode round step by step."""
         lanes = [row.lane for row in rows]
         with self.clock.phase("program_submit"):
@@ -136,22 +137,11 @@ class Program:
                 for i in range(len(tokens))
             ]
         drawn, records = self._run(step, columns)
-        taken = iter(drawn)
-        return Pending(step=step, rows=rows, records=records), [[next(taken) for _ in tokens] for tokens in fed]
-
-    def _replayed(
-        self, recorded: Recorded, rows: list[Row], fed: Sequence[Sequence[int]]
-    ) -> tuple[Pending, list[list[Drawn]]]:
-        """A decode round as it was recorded."""
-        assert self.graphs is not None
-        with self.clock.phase("program_submit"):
-            filled = [_round_row(row.lane, tokens) for row, tokens in zip(rows, fed, strict=True)]
-            self.graphs.start(recorded, filled)
-        with self.clock.phase(WAIT):
-            self.graphs.wait()
         with self.clock.phase("program_post"):
-            drawn = recorded.drawn(filled)
-        return Pending(step=recorded.step, rows=rows, recorded=recorded), drawn
+            taken = iter(drawn)
+            for row, tokens in zip(rows, fed, strict=True):
+                row.take([next(taken) for _ in tokens])
+        return Pending(step=step, rows=rows, records=records)
 
     def insert(self, lanes: Sequence[Lane], spans: Sequence[Sequence[int]]) -> Pending:
         """Process chosen tokens instead of drawn ones (speculation.md §2.7); nothing is sampled."""
@@ -167,12 +157,12 @@ class Program:
 
     def commit(self, pending: Pending, kept: Sequence[int]) -> None:
         """Make ``kept[b]`` of each row's tokens real: ledger, frontier, recurrent state, penalty counts, drafts."""
-        if pending.folded is not None:
-            if list(kept) != pending.folded:
-                raise InvariantError(f"a round of one column kept {list(kept)}, its state {pending.folded}")
+        if pending.folded:
+            if any(count != 1 for row, count in zip(pending.rows, kept, strict=True) if row.tokens != [FAILED]):
+                raise InvariantError(f"a round of one column kept {list(kept)} tokens, its state one of each row")
         elif pending.recorded is not None:
             assert self.graphs is not None
-            self.graphs.fold(pending.recorded, pending.kept_in_place(kept))
+            self.graphs.fold(pending.recorded, kept_in_place(pending.recorded, pending.places, kept))
         elif pending.advanced is None:
             with self.clock.phase(WAIT), torch.inference_mode():  # the model's own work, as its forward pass is
                 self.model.fold(pending.step, pending.records, kept, self.states.parts)
@@ -196,7 +186,8 @@ class Program:
                 raise InvariantError(f"lane {lane.index}: frontier {lane.frontier}, ledger {len(lane.ledger)}")
 
     def synchronize(self) -> None:
-        """Wait until the device has nothing to do; raises what a broken device raises."""
+        """Wait until the device has nothing to do; raises what a broken device raises. A round under way is dropped."""
+        self._flight = None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

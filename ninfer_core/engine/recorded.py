@@ -1,7 +1,7 @@
 """One recorded shape of a decode round: the numbers that go up, and what comes down.
 
-Everything a round reads lies at fixed addresses. The host writes one pinned buffer and reads another; once what was
-drawn has come down, what was written has been copied, so each buffer exists once.
+Everything a round reads lies at fixed addresses. The host writes one pinned buffer, which goes up before the round
+begins; what was drawn comes down into one of two, since the next round may end before the host has read this one's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from ninfer_core.api.nn import RowsOnDevice, Step
 from ninfer_core.kv.pages import PAGE_TOKENS
 from ninfer_core.sampling.params import SamplingParams
 from ninfer_core.sampling.sampler import Drawn, record, settings
-from ninfer_kernels.sampling import DECODE, NUMBERS, OUT, draws_in, packed
+from ninfer_kernels.sampling import DECODE, DRAWN, NUMBERS, OUT, draws_in, packed
+
+__all__ = ["DRAWN", "PageTable", "Recorded", "Replayed", "RoundRow", "Shape", "Tally"]
 
 NOTHING = -1  # in place of a token to count
 ALIGNMENT = 16  # numbers; kernels are then compiled for one alignment of what they read
@@ -34,7 +36,7 @@ class Shape:
 class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a round. What it has said matters only to a row with penalties."""
 
-    tokens: Sequence[int]  # fed: the last token, then drafts
+    tokens: Sequence[int]  # fed: the last token, then drafts; DRAWN alone: what the lane draws in the round before
     frontier: int  # position of the first of them
     state_slot: int
     pages: list[int]
@@ -43,7 +45,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     lane: int = 0
     request: int = 0  # whose output the lane holds
     ledger: Sequence[int] = ()  # prompt and output, the first fed token included
-    after: Sequence[int] = ()  # output that the ledger does not have yet
+    after: Sequence[int] = ()  # output that the ledger does not have yet: nothing, or DRAWN
     prompt_tokens: int = 0  # of the ledger, which penalties leave out
 
 
@@ -60,7 +62,7 @@ class PageTable:
     def __init__(self, rows: int, pages: int, scratch_page: int, device: torch.device) -> None:
         self._host = torch.full((rows, pages), scratch_page, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._numbers = self._host.numpy()
-        self.device = self._host.to(device)
+        self.device = torch.full((rows, pages), scratch_page, dtype=torch.int64, device=device)
         self._held: list[list[int]] = [[] for _ in range(rows)]
 
     def hold(self, row: int, own: list[int]) -> None:
@@ -73,12 +75,16 @@ class PageTable:
             first = len(own)
         if first < len(own):
             self._numbers[row, first : len(own)] = own[first:]
-            self.device[row, first : len(own)].copy_(self._host[row, first : len(own)], non_blocking=True)
+            self.upload(row, first, len(own))
         self._held[row] = list(own)
+
+    def upload(self, row: int, first: int, end: int) -> None:
+        self.device[row, first:end].copy_(self._host[row, first:end], non_blocking=True)
 
 
 class Tally:
-    """How often each lane's request has said each token, on the device: what penalties read.
+    """How often each lane's request has said each token, on the device: what penalties read. Beside it ``last``: the
+    token each lane has drawn last.
 
     A round brings the news of its own rows along. A request that was not tallied for a while, or is new to its lane,
     catches up in a launch of its own.
@@ -86,20 +92,27 @@ class Tally:
 
     def __init__(self, lanes: int, vocab: int, device: torch.device) -> None:
         self.counts = torch.zeros(lanes, vocab, dtype=torch.int32, device=device)
+        self.last = torch.zeros(lanes, dtype=torch.int64, device=device)
         self._held: list[tuple[int, int]] = [(-1, 0)] * lanes  # the request, and how many of its tokens are counted
 
     def news(self, row: RoundRow, room: int) -> Sequence[int]:
         """Up to ``room`` tokens that the round has to count for its row; what is beyond them is counted now."""
         request, said = self._held[row.lane]
         if request != row.request:
-            self.counts[row.lane].zero_()
+            self.clear(row.lane)
             said = 0
         new = [*row.ledger[row.prompt_tokens + said :], *row.after]
         self._held[row.lane] = (row.request, said + len(new))
         if len(new) > room:
-            early = torch.tensor(new[: len(new) - room], dtype=torch.int64).to(self.counts.device)
-            self.counts[row.lane].index_add_(0, early, torch.ones_like(early, dtype=torch.int32))
+            self.add(row.lane, new[: len(new) - room])
         return new[max(len(new) - room, 0) :]
+
+    def clear(self, lane: int) -> None:
+        self.counts[lane].zero_()
+
+    def add(self, lane: int, tokens: Sequence[int]) -> None:
+        said = torch.tensor(tokens, dtype=torch.int64).to(self.counts.device)
+        self.counts[lane].index_add_(0, said, torch.ones_like(said, dtype=torch.int32))
 
 
 class Recorded:
@@ -146,9 +159,9 @@ class Recorded:
         self.fold: Replayed | None = None  # of a model with recurrent state
         self.records: Any = None  # of the forward pass, for the fold
         self._drawn = torch.zeros(T * OUT, dtype=torch.int32, device=device)
-        self._drawn_host = torch.zeros(T * OUT, dtype=torch.int32, pin_memory=pinned)
         self.draws = draws_in(self._drawn)
-        self._tokens, self._ids, self._logprobs = (part.numpy() for part in draws_in(self._drawn_host))
+        self._down = [torch.zeros(T * OUT, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._seen = [[part.numpy() for part in draws_in(down)] for down in self._down]
 
     # ------------------------------------------------------------------ on the host
 
@@ -197,28 +210,27 @@ class Recorded:
         """How many tokens of each row the fold is to keep."""
         self._kept_numbers[:] = kept
 
-    def drawn(self, rows: Sequence[RoundRow]) -> list[list[Drawn]]:
-        """What has come down, by row and column."""
+    def drawn(self, rows: Sequence[RoundRow], side: int) -> list[list[Drawn]]:
+        """What has come down on a side, by row and column."""
         out, first = [], 0
-        tokens = self._tokens.tolist()
+        tokens = self._seen[side][0].tolist()
         for row in rows:
             own = tokens[first : first + len(row.tokens)]
             if row.logprobs is None:
                 out.append([Drawn(token) for token in own])
             else:
-                out.append(self._reported(own, first, row.logprobs))
+                out.append(self._reported(side, own, first, row.logprobs))
             first += self.shape.width
         return out
 
-    def _reported(self, tokens: list[int], first: int, wanted: int) -> list[Drawn]:
-        ids = self._ids[first : first + len(tokens)].tolist()
-        logprobs = self._logprobs[first : first + len(tokens)].tolist()
+    def _reported(self, side: int, tokens: list[int], first: int, wanted: int) -> list[Drawn]:
+        ids, logprobs = (part[first : first + len(tokens)].tolist() for part in self._seen[side][1:])
         return [
             Drawn(token, record(token, its_ids, its_logprobs, wanted))
             for token, its_ids, its_logprobs in zip(tokens, ids, logprobs, strict=True)
         ]
 
-    # ------------------------------------------------------------------ on the device, as recorded
+    # ------------------------------------------------------------------ up and down
 
     def upload(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
@@ -226,8 +238,8 @@ class Recorded:
     def upload_kept(self) -> None:
         self.kept.copy_(self._kept_host, non_blocking=True)
 
-    def download(self) -> None:
-        self._drawn_host.copy_(self._drawn, non_blocking=True)
+    def download(self, side: int) -> None:
+        self._down[side].copy_(self._drawn, non_blocking=True)
 
 
 def _aligned(size: int) -> int:

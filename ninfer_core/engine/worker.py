@@ -95,6 +95,7 @@ class Worker:
                 self.step()
                 if not self.lanes.active and not len(self.queue):
                     self.queue.wait()
+            self.program.synchronize()  # a round that was sent ahead for nobody may still run
         except Exception as error:
             self._fail(error)
 

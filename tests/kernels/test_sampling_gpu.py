@@ -135,10 +135,9 @@ def test_penalties_are_those_of_the_definition_to_the_bit(rows, width, device):
     positions = torch.arange(rows * width) + 7
     numbers = torch.tensor([packed(row) for row in own])
     out = draws_in(torch.zeros(rows * width * OUT, dtype=torch.int32, device=device))
-    counted = gpu.Counted(counts.to(device), of_row.to(device), ids.flatten().to(device))
-    gpu.draw_into(
-        out, logits.to(device), numbers.to(device), positions.to(device), width=width, shift=1, counted=counted
-    )
+    last = torch.full((lanes,), 77, device=device)
+    spoken = gpu.Spoken(counts.to(device), last, of_row.to(device), ids.flatten().to(device))
+    gpu.draw_into(out, logits.to(device), numbers.to(device), positions.to(device), width=width, shift=1, spoken=spoken)
     by_hand = torch.stack(
         [
             penalized(logits[b * width + i], ids[b].tolist(), counts[of_row[b]], own[b], i)
@@ -151,15 +150,34 @@ def test_penalties_are_those_of_the_definition_to_the_bit(rows, width, device):
     assert out.tokens.tolist() == expected.tokens.tolist()
     assert torch.equal(out.ids, expected.ids)
     assert torch.equal(out.logprobs, expected.logprobs)
+    # what a lane drew last is the first column's; other lanes keep theirs
+    drawn = dict(zip(of_row.tolist(), expected.tokens.tolist()[::width], strict=True))
+    assert last.tolist() == [drawn.get(lane, 77) for lane in range(lanes)]
 
 
 def test_what_a_row_has_said_is_counted_once_for_each_time(device):
-    from ninfer_kernels.sampling import gpu
+    from ninfer_kernels.sampling import DRAWN, gpu
 
     counts = torch.ones(3, 50, dtype=torch.int32, device=device)
-    said = torch.tensor([[7, 7, 9, -1, -1], [-1] * 5, [49, 0, 49, 49, 7]], device=device)
-    gpu.count(counts, torch.tensor([2, 1, 0], device=device), said)
+    said = torch.tensor([[7, 7, 9, -1, -1], [-1] * 5, [49, 0, 49, DRAWN, 7]], device=device)
+    lanes, last = torch.tensor([2, 1, 0], device=device), torch.tensor([49, 3, 4], device=device)
+    gpu.feed(gpu.Spoken(counts, last, lanes, torch.zeros(3, dtype=torch.int64, device=device)), said)
     expected = torch.ones(3, 50, dtype=torch.int32)
     expected[2, 7], expected[2, 9] = 3, 2
     expected[0, 49], expected[0, 0], expected[0, 7] = 4, 2, 2
     assert torch.equal(counts.cpu(), expected)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_round_is_fed_with_what_its_lanes_drew_last(width, device):
+    """A draw that failed leaves a token that exists; columns without a token repeat the first."""
+    from ninfer_kernels.sampling import DRAWN, gpu
+
+    counts = torch.zeros(4, 50, dtype=torch.int32, device=device)
+    last = torch.tensor([11, 22, -1, 33], device=device)
+    ids = torch.tensor([[DRAWN], [5], [DRAWN]]).expand(3, width).contiguous().flatten().to(device)
+    said = torch.tensor([[DRAWN], [5], [-1]], device=device)
+    gpu.feed(gpu.Spoken(counts, last, torch.tensor([3, 0, 2], device=device), ids), said)
+    assert ids.view(3, width).tolist() == [[33] * width, [5] * width, [0] * width]
+    assert counts.nonzero().tolist() == [[0, 5], [3, 33]]
+    assert last.tolist() == [11, 22, -1, 33]

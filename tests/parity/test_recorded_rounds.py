@@ -123,9 +123,12 @@ class Kept(DecodeGraphs):
 
     draws = True
 
-    def _draw(self, recorded: Recorded, output: Any) -> None:
+    def _feed(self, recorded: Recorded) -> Any:
+        return super()._feed(recorded) if self.draws else None
+
+    def _draw(self, recorded: Recorded, output: Any, spoken: Any) -> None:
         if self.draws:
-            super()._draw(recorded, output)
+            super()._draw(recorded, output, spoken)
         recorded.logits = output.logits  # type: ignore[attr-defined]
 
 

@@ -12,10 +12,23 @@ from ninfer_kernels import pdl
 from ninfer_kernels.tuning import Blocks, Facts, Shape, Tunable, stages_that_fit
 
 from .kernel import few_rows_kernel
+from .tickets import LEAST_OUTPUTS, tickets
 
 FEW_ROWS = 16  # the narrowest tile of every tensor core; beyond it the vendor's library is as fast
 NARROW = 8  # rows of a tile where warps share out the inputs
 SEARCHED_OUTPUTS = 1 << 16  # of a taller matrix a search multiplies this many rows
+SPLIT_OUTPUTS = 1 << 14  # a taller matrix keeps every multiprocessor busy as it is
+SPLIT_CANDIDATES = (
+    *((SPLITS, 1, 64, 128, 4, 4) for SPLITS in (2, 4, 8)),
+    (4, 1, 64, 128, 4, 6),
+    (4, 1, 64, 64, 4, 8),
+    (2, 4, 16, 64, 4, 4),
+    (2, 4, 32, 64, 4, 4),
+    (4, 4, 32, 64, 4, 4),
+    (2, 4, 32, 128, 4, 3),
+    (2, 8, 32, 64, 8, 3),
+)
+"""Programs that share out the inputs, then as other candidates."""
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -27,12 +40,18 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def launch(x: Tensor, weight: Tensor, blocks: Blocks) -> Tensor:
-    """``blocks``: BN outputs and GROUPS times BK inputs of a program, its warps, and the loads it keeps in flight."""
+    """``blocks``: BN outputs and GROUPS times BK inputs of a program, SPLITS programs that share out the inputs, warps
+    and loads in flight of each. What more than one program asks of a caller: ``tickets``."""
     (T, K), N = x.shape, weight.shape[0]
     out = torch.empty(T, N, dtype=x.dtype, device=x.device)
     BT = NARROW if blocks["GROUPS"] > 1 and T <= NARROW else FEW_ROWS
-    grid = (triton.cdiv(N, blocks["BN"]),)
-    few_rows_kernel[grid](x, weight, out, T, N, K, x.stride(0), BT=BT, **blocks, **pdl.options(x))
+    grid = (triton.cdiv(N, blocks["BN"]), blocks["SPLITS"])
+    shared = (None, None)
+    if blocks["SPLITS"] > 1:
+        assert blocks["BN"] >= LEAST_OUTPUTS
+        sums = torch.empty(T, *grid, blocks["BN"], dtype=torch.float32, device=x.device)
+        shared = (sums, tickets(weight))
+    few_rows_kernel[grid](x, weight, out, *shared, T, N, K, x.stride(0), BT=BT, **blocks, **pdl.options(x))
     return out
 
 
@@ -69,11 +88,15 @@ def few_rows_candidates(shape: Shape, facts: Facts) -> Iterator[Blocks]:
     ):
         if stages * stage_bytes(GROUPS, BN, BK) <= facts.shared_bytes:
             yield _blocks(GROUPS, BN, BK, warps, stages, facts)
+    for SPLITS, GROUPS, BN, BK, warps, stages in SPLIT_CANDIDATES if shape["N"] <= SPLIT_OUTPUTS else ():
+        fits = stages * stage_bytes(GROUPS, BN, BK) <= facts.shared_bytes
+        if fits and shape["K"] >= SPLITS * GROUPS * BK:
+            yield _blocks(GROUPS, BN, BK, warps, stages, facts, SPLITS)
 
 
-def _blocks(GROUPS: int, BN: int, BK: int, warps: int, stages: int, facts: Facts) -> Blocks:
+def _blocks(GROUPS: int, BN: int, BK: int, warps: int, stages: int, facts: Facts, SPLITS: int = 1) -> Blocks:
     stages = stages_that_fit(stages, stage_bytes(GROUPS, BN, BK), 0, facts)
-    return {"GROUPS": GROUPS, "BN": BN, "BK": BK, "num_warps": warps, "num_stages": stages}
+    return {"GROUPS": GROUPS, "BN": BN, "BK": BK, "SPLITS": SPLITS, "num_warps": warps, "num_stages": stages}
 
 
 def stage_bytes(GROUPS: int, BN: int, BK: int) -> int:
@@ -84,6 +107,7 @@ def stage_bytes(GROUPS: int, BN: int, BK: int) -> int:
 def few_rows_inputs(shape: Shape, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     N, K = min(shape["N"], SEARCHED_OUTPUTS), shape["K"]
     x, weight = (torch.empty(rows, K, device=device, dtype=torch.bfloat16) for rows in (8, N))
+    tickets(weight)  # a search records launches with matrices nobody has multiplied by before
     return x.normal_(generator=generator), weight.normal_(0, K**-0.5, generator=generator)
 
 

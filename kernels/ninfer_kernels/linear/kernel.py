@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from ninfer_kernels.pdl import begin
+from ninfer_kernels.splits import added_up, comes_last
 
 
 @triton.jit
@@ -14,6 +15,8 @@ def few_rows_kernel(
     x,
     w,
     y,
+    sums,
+    tickets,
     T,
     N,
     K,
@@ -22,20 +25,30 @@ def few_rows_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """x: [T, K], rows ``stride_x`` apart, T <= BT; w: [N, K]; y: [T, N]. BN outputs of all rows on the tensor cores.
 
     GROUPS neighbouring pieces of BK inputs are summed side by side, each by warps of its own, and added up at the end:
     a program then needs few outputs to be fast, so that matrices of few outputs still fill the GPU.
+
+    SPLITS programs share out the inputs of the same outputs, to the same end. Each leaves its sums in ``sums``
+    [T, blocks of outputs, SPLITS, BN] fp32; the last to come, as ``tickets`` [blocks of outputs] tells, adds them up.
     """
     begin(PDL)
-    o_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    i_n = tl.program_id(0)
+    o_n = i_n.to(tl.int64) * BN + tl.arange(0, BN)
     o_t = tl.arange(0, BT)
     m_n, m_t = o_n < N, o_t < T
+    first, last = 0, K
+    if SPLITS > 1:
+        share = tl.cdiv(tl.cdiv(K, GROUPS * BK), SPLITS) * (GROUPS * BK)
+        first = tl.program_id(1) * share
+        last = tl.minimum(first + share, K)
     if GROUPS == 1:
         b_y = tl.zeros([BN, BT], tl.float32)
-        for k in range(0, K, BK):
+        for k in range(first, last, BK):
             o_k = k + tl.arange(0, BK)
             m_k = o_k < K
             b_w = tl.load(w + o_n[:, None] * K + o_k[None, :], mask=m_n[:, None] & m_k[None, :], other=0.0)
@@ -48,9 +61,18 @@ def few_rows_kernel(
         p_w = w + o_n[None, :, None] * K + o_w
         p_x = x + o_t[None, None, :] * stride_x + o_x
         b_acc = tl.zeros([GROUPS, BN, BT], tl.float32)
-        for k in range(0, K, GROUPS * BK):
+        for k in range(first, last, GROUPS * BK):
             b_wide = tl.load(p_w + k, mask=m_n[None, :, None] & (o_w < K - k), other=0.0)
             b_rows = tl.load(p_x + k, mask=m_t[None, None, :] & (o_x < K - k), other=0.0)
             b_acc = tl.dot(b_wide, b_rows, b_acc)
         b_y = tl.sum(b_acc, 0)
-    tl.store(y + o_t[None, :] * N + o_n[:, None], b_y.to(y.dtype.element_ty), mask=m_n[:, None] & m_t[None, :])
+    p_y, m_y = y + o_t[None, :] * N + o_n[:, None], m_n[:, None] & m_t[None, :]
+    if SPLITS == 1:
+        tl.store(p_y, b_y.to(y.dtype.element_ty), mask=m_y)
+    else:
+        at = (o_t[None, :].to(tl.int64) * tl.num_programs(0) + i_n) * (SPLITS * BN)
+        p_sums = sums + at + tl.arange(0, BN)[:, None]
+        tl.store(p_sums + tl.program_id(1) * BN, b_y, mask=m_t[None, :])
+        if comes_last(tickets + i_n, SPLITS):
+            b_all = added_up(p_sums, BN, SPLITS, m_t[None, :])
+            tl.store(p_y, b_all.to(y.dtype.element_ty), mask=m_y)

@@ -1,7 +1,7 @@
 """Sampling in the 20-candidate domain: counter RNG, ordered candidates, the draw (speculation.md §3)."""
 
 from .candidates import DOMAIN, Candidates, best, top_candidates
-from .draws import OUT, Draws, draws_in
+from .draws import DRAWN, OUT, Draws, draws_in
 from .reference import TINY, pick, support
 from .rng import DECODE, PREFILL, uniform
 from .settings import NUMBERS, Settings, packed
@@ -9,6 +9,7 @@ from .settings import NUMBERS, Settings, packed
 __all__ = [
     "DECODE",
     "DOMAIN",
+    "DRAWN",
     "NUMBERS",
     "OUT",
     "PREFILL",

@@ -10,6 +10,7 @@ from torch import Tensor
 from .candidates import DOMAIN
 
 OUT = 2 * DOMAIN + 1  # numbers of one column
+DRAWN = -2  # in place of a token: the one its lane has drawn last
 
 
 class Draws(NamedTuple):

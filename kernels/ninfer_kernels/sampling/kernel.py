@@ -93,14 +93,23 @@ def candidates_kernel(
 
 
 @triton.jit
-def count_kernel(counts, lanes, said, stride_c, D, BD: tl.constexpr, PDL: tl.constexpr):
-    """One row: what it has said since the last time, said [B, D] int64 with -1 for none, into counts [lanes, V]."""
+def feed_kernel(
+    ids, last, lanes, counts, said, stride_c, W, D, BW: tl.constexpr, BD: tl.constexpr, DRAWN: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One row: DRAWN among its W tokens ids [B, W] int64 becomes what its lane drew last; what the row has said since
+    the last time, said [B, D] int64 with -1 for none and DRAWN as before, goes into counts [lanes, V]."""
     begin(PDL)
     i_b = tl.program_id(0).to(tl.int64)
-    o_d = tl.arange(0, BD)
+    o_w, o_d = tl.arange(0, BW), tl.arange(0, BD)
+    lane = tl.load(lanes + i_b)
+    # a draw that failed fails its request; until that is known any token will do
+    drawn = tl.maximum(tl.load(last + lane), 0)
+    b_id = tl.load(ids + i_b * W + o_w, mask=o_w < W, other=0)
+    tl.store(ids + i_b * W + o_w, drawn + tl.zeros([BW], tl.int64), mask=(o_w < W) & (b_id == DRAWN))
     b_token = tl.load(said + i_b * D + o_d, mask=o_d < D, other=-1)
-    row = counts + tl.load(lanes + i_b) * stride_c
-    tl.atomic_add(row + b_token, tl.full([BD], 1, tl.int32), mask=b_token >= 0)
+    b_token = tl.where(b_token == DRAWN, drawn, b_token)
+    tl.atomic_add(counts + lane * stride_c + b_token, tl.full([BD], 1, tl.int32), mask=b_token >= 0)
 
 
 @triton.jit
@@ -122,12 +131,14 @@ def _uniform(seed, position, purpose):
 
 @triton.jit
 def draw_kernel(
-    keys, peaks, sums, settings, positions, out_tokens, out_ids, out_logprobs, stride_s, stride_p, shift, W, C,
-    BC: tl.constexpr, BCK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+    keys, peaks, sums, settings, positions, out_tokens, out_ids, out_logprobs, last, lanes,
+    stride_s, stride_p, shift, W, C,
+    BC: tl.constexpr, BCK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr, SPOKEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One column, W of which share a row's settings (``settings.packed``); it fills positions[R] + shift. out_tokens:
     [R] int32, -1 where the best logit is not finite or a logit is NaN; out_ids, out_logprobs: [R, K], -1 and -inf where
-    there is no candidate."""
+    there is no candidate. With SPOKEN a row's first column is what its lane has drawn last: last [lanes]."""
     begin(PDL)
     i_r = tl.program_id(0).to(tl.int64)
     o_c, o_ck, o_k = tl.arange(0, BC), tl.arange(0, BCK), tl.arange(0, KP)
@@ -174,4 +185,7 @@ def draw_kernel(
     choice = tl.where(greedy == 1, 0, choice)
     token = tl.sum(tl.where(o_k == choice, b_id, 0), 0)
     sound = (mass == mass) & (top < float("inf")) & (top > float("-inf"))
-    tl.store(out_tokens + i_r, tl.where(sound, token, -1))
+    token = tl.where(sound, token, -1)
+    tl.store(out_tokens + i_r, token)
+    if SPOKEN:
+        tl.store(last + tl.load(lanes + i_r // W), token.to(tl.int64), mask=i_r % W == 0)

@@ -69,8 +69,8 @@ def decode(tiles: Tiles, first_tile: int, out: Tensor) -> Tensor:
 
 
 def take_rows(tiles: Tiles, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """ids: [T] int64 -> [T, K]; every id is a row of the matrix. Numbers are made one by one: threads that share a single
-    row do not hold four neighbouring bytes each, which the assembly needs."""
+    """ids: [T] int64 -> [T, K]; every id is a row of the matrix. Numbers are made one by one: threads that share a
+    single row do not hold four neighbouring bytes each, which the assembly needs."""
     out = torch.empty(len(ids), tiles.columns, dtype=dtype, device=ids.device)
     if len(ids):
         rows_kernel[(len(ids), tiles.chunks)](

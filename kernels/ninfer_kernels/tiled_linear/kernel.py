@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ninfer_kernels.pdl import begin
+from ninfer_kernels.splits import added_up, comes_last
 
 from .unpack import TILE
 
@@ -99,18 +100,11 @@ def few_rows_kernel(
         tiles, splits = tl.num_programs(0), tl.num_programs(1)
         p_sums = sums + (o_t[None, :].to(tl.int64) * tiles + i_n) * (splits * TILE) + o_r[:, None]
         tl.store(p_sums + i_s * TILE, b_acc, mask=m_t[None, :])
-        # every thread has stored before the ticket is drawn
-        tl.debug_barrier()
-        ticket = tickets + i_t * tiles + i_n
-        if tl.atomic_add(ticket, 1) == splits - 1:
-            tl.debug_barrier()
-            b_acc = tl.zeros([TILE, BT], tl.float32)
-            for s in range(splits):
-                b_acc += tl.load(p_sums + s * TILE, mask=m_t[None, :], other=0.0, cache_modifier=".cg")
+        if comes_last(tickets + i_t * tiles + i_n, splits):
+            b_acc = added_up(p_sums, TILE, splits, m_t[None, :])
             if FACTORS:
                 b_acc *= tl.load(factors + o_n)[:, None]
             tl.store(p_y, b_acc.to(y.dtype.element_ty), mask=m)
-            tl.store(ticket, 0)
 
 
 @triton.jit(do_not_specialize=["first_tile", "rows", "chunks"])

@@ -87,7 +87,6 @@ class Sequences:
             raise StartupError(f"{len(prompt)} tokens of context do not fit; raise --kv-capacity or lower --contexts")
         for source, handle in lane.drafting:
             source.finish(handle)
-        lane.drafting = [(self.drafts, len(self.lanes))]
         return lane
 
     def _prefill(self, lane: Lane) -> None:
@@ -97,8 +96,8 @@ class Sequences:
 
     def round(self, rows: int) -> list[int]:
         """One round over the first ``rows`` sequences, its tokens taken as if every draft were right: the most a round
-        can cost. The tokens drawn, by row and column."""
-        pending = self.program.decode(self.lanes[:rows])
+        can cost. Without drafts the next one is sent ahead, as the engine does. The tokens drawn, by row and column."""
+        pending = self.program.decode(self.lanes[:rows], ahead=True)
         for one in pending.rows:
             one.tokens = [drawn.token for drawn in one.drawn]
         self.program.commit(pending, [len(one.tokens) for one in pending.rows])
@@ -106,8 +105,10 @@ class Sequences:
 
     def restore(self, width: int) -> None:
         """Back to the context, with that many columns in the next rounds."""
+        self.program.synchronize()
         self.drafts.max_drafts = width - 1
         for number, (lane, mark) in enumerate(zip(self.lanes, self._marks, strict=True)):
+            lane.drafting = [(self.drafts, number)] if width > 1 else []
             del lane.ledger[mark.tokens :]
             lane.frontier, lane.counts = mark.frontier, mark.counts.copy()
             lane.space.trim(lane.frontier)

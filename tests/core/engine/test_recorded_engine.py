@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from engines import Driver, end
 from engines import open_engine as open_anywhere
-from stand_in import record
+from stand_in import Late, StandIn, record
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ninfer_core.api import Result, SamplingRequest
@@ -90,11 +90,12 @@ RECORDED = {  # whether there are drafts, and what is recorded; without drafts r
 }
 
 
+@pytest.mark.parametrize("device", [StandIn, Late])
 @pytest.mark.parametrize(("drafting", "recorded"), RECORDED.values(), ids=RECORDED)
-def test_rows_that_join_end_and_leave_are_what_each_would_be_alone(tmp_path, alone, drafting, recorded):
+def test_rows_that_join_end_and_leave_are_what_each_would_be_alone(tmp_path, alone, drafting, recorded, device):
     script = SCRIPT if drafting else {"replies": SCRIPT["replies"]}
     engine = open_engine(tmp_path, script, "--max-concurrency", str(LANES), "--kv-capacity", "16384")
-    graphs = record(engine, recorded)
+    graphs = record(engine, recorded, device)
     driver, draw = Driver(engine), random.Random(len(recorded))
     running: list[tuple[int, Any]] = []
     done = []
@@ -193,7 +194,7 @@ class Counted(TorchDispatchMode):
 
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
 def test_a_round_is_its_recording_and_nothing_else(tmp_path, penalty):
-    """One upload, one download, the upload of what is kept: no operation beside them while the rows stay the same."""
+    """One upload and one download: no operation beside them while the rows stay the same."""
     engine = open_engine(tmp_path, {"replies": SCRIPT["replies"]}, "--max-concurrency", "2", "--kv-capacity", "16384")
     graphs = record(engine, shapes(2, 0))
     driver, seen = Driver(engine), Counted()
@@ -218,7 +219,7 @@ def test_a_round_is_its_recording_and_nothing_else(tmp_path, penalty):
             driver.step()
     assert graphs.replayed[recorded.shape] == before + 20
     assert [lane.space.pages for lane in engine.worker.lanes.active] == pages
-    assert seen.names == []
+    assert seen.names == ["copy_.default"] * 2 * 20
 
 
 def test_a_row_that_joins_is_not_left_behind_by_rounds_sent_ahead(tmp_path):
@@ -258,6 +259,39 @@ def test_a_sampler_that_changes_holds_from_the_next_token_on(tmp_path):
     for changed, plain in zip(said[0][:4], said[0][4:], strict=True):
         assert changed[:20] == plain[:20] and changed[20:] != plain[20:]
     assert any(changed[20] != plain[20] for changed, plain in zip(said[0][:4], said[0][4:], strict=True))
+
+
+def test_the_device_has_its_next_round_before_the_host_waits_for_one(tmp_path):
+    engine = open_engine(tmp_path, {"replies": SCRIPT["replies"]}, "--max-concurrency", "2", "--kv-capacity", "16384")
+    graphs = record(engine, shapes(2, 0), Late)
+    driver, under_way = Driver(engine), []
+    for seed in range(2):
+        driver.submit("row 1.", max_tokens=100, sampling=SamplingRequest(seed=seed))
+    while len(engine.worker.lanes.decoding) < 2:
+        driver.step()
+    wait = graphs.wait
+
+    def counted(sent: Any) -> None:
+        under_way.append(len(graphs._under_way))
+        wait(sent)
+
+    graphs.wait = counted  # type: ignore[method-assign]
+    for _ in range(20):
+        driver.step()
+    assert under_way == [2] * 20
+
+
+def test_a_row_whose_logits_are_not_finite_fails_alone_although_its_next_round_was_sent(tmp_path, alone):
+    replies = [{"match": "bad", "text": "some words to say", "nan_at": 5, "finish": "never"}, *SCRIPT["replies"]]
+    engine = open_engine(tmp_path, {"replies": replies}, "--max-concurrency", "2", "--kv-capacity", "16384")
+    record(engine, shapes(2, 0), Late)
+    driver = Driver(engine)
+    prompt, how = asked(random.Random(6))
+    sound, bad = driver.submit(prompt, **how), driver.submit("bad", max_tokens=40)
+    driver.run()
+    assert isinstance(end(bad), InternalError)
+    assert essence(end(sound))[0] == alone(6)[0]
+    assert len(end(sound).token_ids) > 5
 
 
 def test_rounds_are_sent_ahead_while_nothing_waits_for_its_prompt(tmp_path):
