@@ -19,16 +19,29 @@ NARROW = 8  # rows of a tile where warps share out the inputs
 SEARCHED_OUTPUTS = 1 << 16  # of a taller matrix a search multiplies this many rows
 SPLIT_OUTPUTS = 1 << 14  # a taller matrix keeps every multiprocessor busy as it is
 SPLIT_CANDIDATES = (
-    *((SPLITS, 1, 64, 128, 4, 4) for SPLITS in (2, 4, 8)),
-    (4, 1, 64, 128, 4, 6),
-    (4, 1, 64, 64, 4, 8),
-    (2, 4, 16, 64, 4, 4),
+    *((SPLITS, 1, 64, 128, 4, 4) for SPLITS in (2, 3, 4, 6, 8)),
+    *((SPLITS, 1, 64, 128, 4, 6) for SPLITS in (2, 4)),
+    *((SPLITS, 1, 64, 64, 4, 8) for SPLITS in (3, 4)),
     (2, 4, 32, 64, 4, 4),
-    (4, 4, 32, 64, 4, 4),
-    (2, 4, 32, 128, 4, 3),
-    (2, 8, 32, 64, 8, 3),
 )
-"""Programs that share out the inputs, then as other candidates."""
+"""SPLITS, GROUPS, BN, BK, warps and loads in flight."""
+ANY = 1 << 40
+H200 = (  # outputs up to, inputs up to, blocks in the order of SPLIT_CANDIDATES
+    (2048, 4096, (4, 1, 64, 128, 4, 6)),
+    (3072, ANY, (3, 1, 64, 128, 4, 4)),
+    (4096, ANY, (2, 1, 64, 128, 4, 6)),
+    (6143, 12288, (3, 1, 64, 128, 4, 4)),
+    (6143, ANY, (1, 4, 64, 64, 4, 4)),
+    (8191, ANY, (1, 4, 16, 128, 4, 4)),
+    (10239, ANY, (1, 4, 16, 128, 4, 3)),
+    (14335, ANY, (1, 1, 64, 64, 4, 6)),
+    (16383, ANY, (1, 1, 64, 128, 4, 6)),
+    (20479, 4096, (1, 4, 16, 128, 4, 4)),
+    (20479, ANY, (1, 1, 64, 128, 4, 4)),
+    ((1 << 17) - 1, 4096, (1, 1, 64, 64, 4, 6)),
+    ((1 << 17) - 1, ANY, (1, 4, 32, 128, 4, 3)),
+    (ANY, ANY, (1, 1, 64, 128, 4, 4)),
+)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -63,15 +76,10 @@ def few_rows_default(shape: Shape, facts: Facts) -> Blocks:
 def few_rows_h200(shape: Shape, facts: Facts) -> Blocks:
     """The fastest of a search at the shapes of Qwen3.5 (docs/performance.md)."""
     N, K = shape["N"], shape["K"]
-    if N <= 2048 and K <= 4096:
-        return _blocks(8, 32, 64, 8, 4, facts)
-    if N < 8192:
-        return _blocks(4, 16, 64, 4, 6 if K < 8192 else 4, facts)
-    if N < 10240:
-        return _blocks(4, 16, 128, 4, 3, facts)
-    if N < 20480 or N >= 1 << 17:
-        return _blocks(1, 64, 128, 4, 4, facts) if K > 2048 or N >= 1 << 17 else _blocks(1, 64, 64, 4, 6, facts)
-    return _blocks(4, 32, 128, 4, 3, facts) if K > 4096 else _blocks(1, 64, 64, 4, 6, facts)
+    for outputs, inputs, blocks in H200:
+        if outputs >= N and inputs >= K:
+            return _blocks(*blocks[1:], facts, blocks[0])
+    raise AssertionError("the last line of the table is for every shape")
 
 
 def few_rows_candidates(shape: Shape, facts: Facts) -> Iterator[Blocks]:

@@ -62,7 +62,7 @@ def many_gate_up_kernel(
     e = tl.load(owners + i_m)
     if e < E:
         first, end = tl.load(firsts + i_m), tl.load(ends + e)
-        if end - first > TAIL:
+        if TAIL == BM or end - first > TAIL:
             _inner(x, w, tokens, h, e, first, end, i_i, stride_x, N, F, BM, BI, BN, PRECISION, DESC)
         else:
             _inner(x, w, tokens, h, e, first, end, i_i, stride_x, N, F, TAIL, BI, BN, PRECISION, DESC)
@@ -110,7 +110,7 @@ def many_down_kernel(
     e = tl.load(owners + i_m)
     if e < E:
         first, end = tl.load(firsts + i_m), tl.load(ends + e)
-        if end - first > TAIL:
+        if TAIL == BM or end - first > TAIL:
             _outer(h, w, said, e, first, end, i_n, N, F, BM, BN, BI, PRECISION, DESC)
         else:
             _outer(h_tail, w, said, e, first, end, i_n, N, F, TAIL, BN, BI, PRECISION, DESC)
