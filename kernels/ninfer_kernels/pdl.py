@@ -2,6 +2,9 @@
 
 A decode round is a chain of some hundred short kernels, and the gaps between them add up. Every kernel launched with
 ``options`` calls ``begin`` first, on every path: one that ended without waiting would let its successor run too early.
+What a kernel reads of weights it may ask for before (``fetch``), so that memory is busy while it waits.
+
+Launches that need nothing of each other may run side by side (``turns``, ``begin_in_turn``, ``end_in_turn``).
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .turns import BESIDE, FIRST
+
 FIRST_CAPABILITY = 9  # Hopper
+_AFTER_THE_WAIT: tl.constexpr = tl.constexpr(FIRST)
+_AT_ONCE: tl.constexpr = tl.constexpr(BESIDE)
 
 
 @triton.jit
@@ -34,6 +41,41 @@ def begin_alone(PDL: tl.constexpr):
     """``begin`` of a kernel that writes what later ones read before their own: nobody is let in before its end."""
     if PDL:
         gdc_wait()
+
+
+@triton.jit
+def begin_in_turn(TURN: tl.constexpr, PDL: tl.constexpr):
+    """``begin``, or what takes its place among launches that run side by side. One that is BESIDE others reads its
+    input past the first-level cache, which may hold what was there before."""
+    if PDL:
+        if TURN == _AFTER_THE_WAIT:
+            gdc_wait()
+            gdc_launch_dependents()
+        else:
+            gdc_launch_dependents()
+            if TURN != _AT_ONCE:
+                gdc_wait()
+
+
+@triton.jit
+def end_in_turn(TURN: tl.constexpr, PDL: tl.constexpr):
+    """The last call of a kernel that calls ``begin_in_turn``: whoever waits for it waits for all before it."""
+    if PDL and TURN == _AT_ONCE:
+        gdc_wait()
+
+
+@triton.jit
+def fetch(pointers, count):
+    """Ask for ``count`` bytes from each pointer on, both multiples of 16, to be brought into the second-level cache:
+    a hint, right at any time. Needs a kernel with PDL."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [pointers.to(tl.int64), count],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 def options(x: Tensor) -> dict[str, Any]:

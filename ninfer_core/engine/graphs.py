@@ -182,6 +182,8 @@ class DecodeGraphs:
         recorded.forward = self._captured(lambda: self._forward(recorded), side)
         if recorded.records is not None:
             recorded.fold = self._captured(lambda: self._fold(recorded), side)
+            # the fold comes before any other round: the next shape's records may lie where these lay
+            recorded.records = None
 
     def _captured(self, run: Callable[[], None], side: torch.cuda.Stream) -> Replayed:
         graph = torch.cuda.CUDAGraph()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ninfer_core.api.nn import Linear
 from ninfer_kernels.linear import linear
+from ninfer_kernels.turns import together
 
 
 class DenseLinear:
@@ -21,6 +22,11 @@ class DenseLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = linear(x, self.weight)
+        return product
+
+    def into(self, x: Tensor, out: Tensor) -> Tensor:
+        """The product written to ``out`` [T, N], whose rows may be parts of longer ones."""
+        product: Tensor = linear(x, self.weight, out)
         return product
 
 
@@ -38,15 +44,16 @@ class StackedLinear:
         return self.into(x, torch.empty(x.shape[0], self.rows, dtype=x.dtype, device=x.device))
 
     def into(self, x: Tensor, out: Tensor) -> Tensor:
-        """The product written to ``out``."""
+        """The product written to ``out``. The parts need nothing of each other and may run side by side."""
         first = 0
-        for operation, writer in zip(self.operations, self._writers, strict=True):
-            part = out[:, first : first + operation.rows]
-            if writer is None:
-                part.copy_(operation(x))
-            else:
-                writer(x, part)
-            first += operation.rows
+        with together():
+            for operation, writer in zip(self.operations, self._writers, strict=True):
+                part = out[:, first : first + operation.rows]
+                if writer is None:
+                    part.copy_(operation(x))
+                else:
+                    writer(x, part)
+                first += operation.rows
         return out
 
     def parted(self, rows: int) -> tuple[Linear, Linear] | None:

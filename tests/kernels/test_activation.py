@@ -61,3 +61,17 @@ def test_the_sigmoid_gate_equals_its_definition_per_element_and_per_token(gate_w
     expected = (x.double() / (1 + (-gate.double()).exp())).to(dtype)
     torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=1e-6)
     torch.testing.assert_close(activation.reference.sigmoid_gate(x, gate), expected, rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("T", "H", "D"), [(3, 5, 24), (2, 24, 256), (4, 1, 1100), (1, 3, 16)])
+def test_heads_gated_together_have_the_bits_they_have_alone(T, H, D, dtype, device, monkeypatch):
+    gpu = pytest.importorskip("ninfer_kernels.activation.gpu")
+    generator = torch.Generator().manual_seed(T * H)
+    stacked = torch.randn(T, 2 * H, D, generator=generator).to(device, dtype)
+    x, gate = stacked[:, :H], stacked[:, H:]
+    alone = gpu.sigmoid_gate(x, gate)
+    monkeypatch.setattr(gpu, "MANY_HEADS", 1)
+    assert torch.equal(gpu.sigmoid_gate(x, gate), alone)
+    for spread in (gate[:, :, :1], gate[:, :1]):
+        assert torch.equal(gpu.sigmoid_gate(x, spread), gpu.sigmoid_gate(x, spread.expand(x.shape).contiguous()))

@@ -11,6 +11,7 @@ from ninfer_kernels import pdl
 from .kernel import sigmoid_gate_kernel, swiglu_kernel
 
 BLOCK = 1024  # elements of a program
+MANY_HEADS = 4096
 
 
 def serves(x: Tensor) -> bool:
@@ -35,8 +36,10 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     T, H, D = x.shape if x.dim() == 3 else (x.shape[0], 1, x.shape[1])
     BD = min(BLOCK, max(16, triton.next_power_of_2(D)))
-    sigmoid_gate_kernel[(T, H, triton.cdiv(D, BD))](
+    # of many tokens some heads at once: a program of one warp costs more than it does
+    BH = min(triton.next_power_of_2(H), 2 * BLOCK // BD) if T * H >= MANY_HEADS else 1
+    sigmoid_gate_kernel[(T, triton.cdiv(H, BH), triton.cdiv(D, BD))](
         x, spread, y, x.stride(0), x.stride(-2), spread.stride(0), spread.stride(-2), spread.stride(-1),
-        H=H, D=D, BD=BD, num_warps=max(1, BD // 256), **pdl.options(y),
+        H=H, D=D, BH=BH, BD=BD, num_warps=max(1, BH * BD // 512 if BH > 1 else BD // 256), **pdl.options(y),
     )  # fmt: skip
     return y

@@ -31,15 +31,17 @@ def sigmoid_gate_kernel(
     gate_d,
     H: tl.constexpr,
     D: tl.constexpr,
+    BH: tl.constexpr,
     BD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y = x * sigmoid(gate), BD elements of one head. x, y: [T, H, D]; gate likewise, any stride of it may be 0."""
+    """y = x * sigmoid(gate), BD elements of BH heads. x, y: [T, H, D]; gate likewise, any stride of it may be 0."""
     begin(PDL)
-    i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    o_d = tl.program_id(2) * BD + tl.arange(0, BD)
-    m_d = o_d < D
-    b_x = tl.load(x + i_t * stride_t + i_h * stride_h + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_g = tl.load(gate + i_t * gate_t + i_h * gate_h + o_d * gate_d, mask=m_d, other=0.0).to(tl.float32)
+    i_t = tl.program_id(0).to(tl.int64)
+    o_h = tl.program_id(1) * BH + tl.arange(0, BH)[:, None]
+    o_d = tl.program_id(2) * BD + tl.arange(0, BD)[None, :]
+    m = (o_h < H) & (o_d < D)
+    b_x = tl.load(x + i_t * stride_t + o_h * stride_h + o_d, mask=m, other=0.0).to(tl.float32)
+    b_g = tl.load(gate + i_t * gate_t + o_h * gate_h + o_d * gate_d, mask=m, other=0.0).to(tl.float32)
     b_y = b_x / (1.0 + tl.exp(-b_g))
-    tl.store(y + (i_t * H + i_h) * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)
+    tl.store(y + (i_t * H + o_h) * D + o_d, b_y.to(y.dtype.element_ty), mask=m)

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ninfer_kernels import pdl
+from ninfer_kernels import pdl, turns
 from ninfer_kernels.tuning import Blocks, Facts, Shape, Tunable, stages_that_fit
 
 from .kernel import few_rows_kernel
@@ -17,6 +17,7 @@ from .tickets import LEAST_OUTPUTS, tickets
 FEW_ROWS = 16  # the narrowest tile of every tensor core; beyond it the vendor's library is as fast
 NARROW = 8  # rows of a tile where warps share out the inputs
 SEARCHED_OUTPUTS = 1 << 16  # of a taller matrix a search multiplies this many rows
+ROW_BYTES = 1024  # of a row of the matrix, asked for before the input is complete
 SPLIT_OUTPUTS = 1 << 14  # a taller matrix keeps every multiprocessor busy as it is
 SPLIT_CANDIDATES = (
     *((SPLITS, 1, 64, 128, 4, 4) for SPLITS in (2, 3, 4, 6, 8)),
@@ -44,28 +45,40 @@ H200 = (  # outputs up to, inputs up to, blocks in the order of SPLIT_CANDIDATES
 )
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``reference.linear`` for 1 to FEW_ROWS rows. x: [T, K], its rows contiguous; weight: [N, K] contiguous.
+def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """``reference.linear`` for 1 to FEW_ROWS rows. x: [T, K], out: [T, N], their rows contiguous; weight: [N, K]
+    contiguous.
 
     A row's sums have one order whatever the number of rows: blocks depend on the matrix alone.
     """
-    return launch(x, weight, FEW_ROWS_BLOCKS.blocks(x.device, N=weight.shape[0], K=weight.shape[1]))
+    return launch(x, weight, FEW_ROWS_BLOCKS.blocks(x.device, N=weight.shape[0], K=weight.shape[1]), out)
 
 
-def launch(x: Tensor, weight: Tensor, blocks: Blocks) -> Tensor:
+def launch(x: Tensor, weight: Tensor, blocks: Blocks, out: Tensor | None = None) -> Tensor:
     """``blocks``: BN outputs and GROUPS times BK inputs of a program, SPLITS programs that share out the inputs, warps
     and loads in flight of each. What more than one program asks of a caller: ``tickets``."""
     (T, K), N = x.shape, weight.shape[0]
-    out = torch.empty(T, N, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(T, N, dtype=x.dtype, device=x.device)
     BT = NARROW if blocks["GROUPS"] > 1 and T <= NARROW else FEW_ROWS
     grid = (triton.cdiv(N, blocks["BN"]), blocks["SPLITS"])
-    shared = (None, None)
+    sums = own = None
     if blocks["SPLITS"] > 1:
         assert blocks["BN"] >= LEAST_OUTPUTS
-        sums = torch.empty(T, *grid, blocks["BN"], dtype=torch.float32, device=x.device)
-        shared = (sums, tickets(weight))
-    few_rows_kernel[grid](x, weight, out, *shared, T, N, K, x.stride(0), BT=BT, **blocks, **pdl.options(x))
+        sums, own = torch.empty(T, *grid, blocks["BN"], dtype=torch.float32, device=x.device), tickets(weight)
+    turn = turns.turn(sums)
+    few_rows_kernel[grid](
+        x, weight, out, sums, own, T, N, K, x.stride(0), out.stride(0),
+        BT=BT, FETCHED=fetched(weight), TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
+        **blocks, **pdl.options(x),
+    )  # fmt: skip
     return out
+
+
+def fetched(weight: Tensor) -> int:
+    """Bytes of each row that are asked for while a program waits; 0 where rows do not begin at multiples of 16."""
+    aligned = weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
+    return ROW_BYTES if aligned else 0
 
 
 def few_rows_default(shape: Shape, facts: Facts) -> Blocks:

@@ -7,6 +7,8 @@ then the one that all share, whose id is E.
 import triton
 import triton.language as tl
 
+from ninfer_kernels.pdl import fetch
+
 from .few_kernel import wait_then_let_in
 
 
@@ -45,12 +47,19 @@ def keep(
 
 @triton.jit
 def few_choose_kernel(
-    x, scores, logits, arrived, shares, ids, stride_x, N: tl.constexpr,
-    E: tl.constexpr, C: tl.constexpr, EP: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+    x, scores, logits, arrived, shares, ids, ahead, stride_x, N: tl.constexpr,
+    E: tl.constexpr, C: tl.constexpr, EP: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+    FETCHED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BE scores of a token; the program that comes last chooses for it. x: [T, N]; scores: [E + 1, N] fp32, the shared
-    expert's last; logits: [T, E + 1]; arrived: 0 of each token, and again at the end."""
+    expert's last; logits: [T, E + 1]; arrived: 0 of each token, and again at the end. Memory has little else to do
+    meanwhile: FETCHED bytes of ``ahead``, which is read after the experts, are asked for by the programs there are."""
+    PROGRAMS: tl.constexpr = (E + BE) // BE
     i_t = tl.program_id(1)
+    if FETCHED > 0 and PDL:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
+        if i_t == 0:
+            EACH: tl.constexpr = FETCHED // PROGRAMS // 512 * 16
+            fetch(ahead.to(tl.int64) + (tl.program_id(0) * 32 + tl.arange(0, 32)) * EACH, EACH)
     o_e = tl.program_id(0) * BE + tl.arange(0, BE)
     o_n = tl.arange(0, BN)
     m_e, m_n = o_e <= E, o_n < N
@@ -60,7 +69,7 @@ def few_choose_kernel(
     at = logits + i_t * (E + 1)
     tl.store(at + o_e, tl.sum(b_x.to(tl.float32) * b_w, 1), mask=m_e)
     tl.debug_barrier()
-    if tl.atomic_add(arrived + i_t, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+    if tl.atomic_add(arrived + i_t, 1, sem="acq_rel") == PROGRAMS - 1:
         tl.store(arrived + i_t, 0)
         o_a = tl.arange(0, EP)[None, :]
         o_t = i_t + tl.arange(0, 1)

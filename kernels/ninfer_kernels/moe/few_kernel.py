@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ninfer_kernels.pdl import begin
+from ninfer_kernels.pdl import begin, fetch
 
 
 @triton.jit
@@ -34,11 +34,14 @@ def gated(b_g, b_u, like):
 
 @triton.jit
 def few_gate_up_kernel(
-    x, w, w_shared, ids, h, stride_x, stride_h, T, N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr,
-    C: tl.constexpr, BI: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+    x, w, w_shared, down, down_shared, ids, h, stride_x, stride_h, T,
+    N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr, C: tl.constexpr, BI: tl.constexpr, BN: tl.constexpr,
+    FETCHED: tl.constexpr, POLICY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BI inner elements of a slot. x: [T, N]; w: [E, 2F, N]; h: [T * S, stride_h]. The shared expert's programs come
-    first: x was complete before the launch before let this one in, so they run while experts are being chosen."""
+    first: x was complete before the launch before let this one in, so they run while experts are being chosen. With
+    FETCHED bytes of each program, the matrices the next launch reads, down: [E, N, F], are on their way when it comes.
+    POLICY: what the cache does with what is read here."""
     i_p = tl.program_id(0)
     early = T * ((F_SHARED + BI - 1) // BI)
     is_shared = i_p < early
@@ -58,12 +61,17 @@ def few_gate_up_kernel(
     b_acc = tl.zeros([2, BI, BN], tl.float32)
     for n in tl.static_range(0, N, BN):
         o_n = n + tl.arange(0, BN)[None, None, :]
-        b_w = tl.load(own + o_r[:, :, None] * N + o_n, mask=m_i[None, :, None] & (o_n < N), other=0.0)
+        m_w = m_i[None, :, None] & (o_n < N)
+        b_w = tl.load(own + o_r[:, :, None] * N + o_n, mask=m_w, other=0.0, eviction_policy=POLICY)
         if is_shared:
             b_x = tl.load(x + i_t * stride_x + o_n, mask=o_n < N, other=0.0, cache_modifier=".cg")
         else:
             b_x = tl.load(x + i_t * stride_x + o_n, mask=o_n < N, other=0.0)
         b_acc += b_w.to(tl.float32) * b_x.to(tl.float32)
+    if FETCHED > 0 and PDL:
+        # this program's share of its expert's matrix, in 64 pieces
+        next_w = tl.where(is_shared, down_shared, down + e.to(tl.int64) * (N * F)).to(tl.int64)
+        fetch(next_w + i_i * FETCHED + tl.arange(0, 64) * (FETCHED // 64), FETCHED // 64)
     b_g, b_u = tl.split(tl.trans(tl.sum(b_acc, 2)))
     tl.store(h + (i_t * (C + 1) + i_c) * stride_h + o_i, gated(b_g, b_u, h), mask=m_i)
     if is_shared:
@@ -73,7 +81,7 @@ def few_gate_up_kernel(
 @triton.jit
 def few_down_kernel(
     h, w, w_shared, ids, shares, y, stride_h, N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, POLICY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN outputs of a token: what its slots say, each rounded, and the sum of their shares. w: [E, N, F]; h: [T * S,
     stride_h]; y: [T, N]. Ids and shares were written two launches before, and the one between waited for them."""
@@ -88,15 +96,15 @@ def few_down_kernel(
     at_w = w + b_e[:, None, None] * (N * F) + o_n[None, :, None] * F
     at_h = h + (first + o_c)[:, None, None] * stride_h
     at_s = w_shared + o_n[None, :, None] * F_SHARED
-    b_w = tl.load(at_w + o_f, mask=m_w & (o_f < F), other=0.0)
-    b_s = tl.load(at_s + o_f, mask=m_n[None, :, None] & (o_f < F_SHARED), other=0.0)
+    b_w = tl.load(at_w + o_f, mask=m_w & (o_f < F), other=0.0, eviction_policy=POLICY)
+    b_s = tl.load(at_s + o_f, mask=m_n[None, :, None] & (o_f < F_SHARED), other=0.0, eviction_policy=POLICY)
     b_share = tl.load(shares + first + o_c, mask=m_c, other=0.0, cache_modifier=".cg")
     b_share_last = tl.load(shares + first + C, cache_modifier=".cg")
     begin(PDL)
     b_acc = tl.zeros([CP, BN, BF], tl.float32)
     for f in tl.static_range(0, F, BF):
         if f > 0:
-            b_w = tl.load(at_w + f + o_f, mask=m_w & (o_f < F - f), other=0.0)
+            b_w = tl.load(at_w + f + o_f, mask=m_w & (o_f < F - f), other=0.0, eviction_policy=POLICY)
         b_h = tl.load(at_h + f + o_f, mask=m_c[:, None, None] & (o_f < F - f), other=0.0)
         b_acc += b_w.to(tl.float32) * b_h.to(tl.float32)
     b_shared = tl.zeros([1, BN, BF], tl.float32)

@@ -10,7 +10,8 @@ from .layer import Experts
 FEW_TOKENS = 16  # as many as the dense products take (``linear.gpu``); beyond it experts are shared, and tiles pay
 
 
-def sparse(x_TN: Tensor, experts: Experts, k: int) -> Tensor:
+def sparse(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) -> Tensor:
     """``reference.sparse`` of at least one token; rows contiguous, in the experts' type."""
-    mix = few.mix if x_TN.shape[0] <= FEW_TOKENS else many.mix
-    return mix(x_TN, experts, k)
+    if x_TN.shape[0] <= FEW_TOKENS:
+        return few.mix(x_TN, experts, k, ahead)
+    return many.mix(x_TN, experts, k)

@@ -23,12 +23,12 @@ def route(logits_TE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return reference.route(logits_TE, k)
 
 
-def sparse(x_TN: Tensor, experts: Experts, k: int) -> Tensor:
+def sparse(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) -> Tensor:
     """``reference.sparse``, computed in the experts' type."""
     x = x_TN.to(experts.gate_up.dtype)
     gpu = gpu_route(x, __package__)
     if gpu is not None and x.shape[0] and x.stride(1) == 1:
-        return gpu.sparse(x, experts, k).to(x_TN.dtype)  # type: ignore[no-any-return]
+        return gpu.sparse(x, experts, k, ahead).to(x_TN.dtype)  # type: ignore[no-any-return]
     scores = x.float() @ experts.scores.t()
     pairs = zip(experts.gate_up, experts.down, strict=True)
     each = [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in pairs]

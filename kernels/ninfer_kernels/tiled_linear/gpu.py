@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ninfer_kernels import pdl
+from ninfer_kernels import pdl, turns
 
 from . import unpack
 from .blocks import few_rows_blocks
@@ -14,6 +14,7 @@ from .kernel import decode_kernel, few_rows_kernel, rows_kernel
 from .tiles import CHUNK, TILE_ROWS, TileFormat, Tiles
 
 NARROW, HALF, FEW_ROWS = 8, 16, 32  # rows of a program
+CHUNKS_FETCHED = 4  # of a program, asked for before the input is complete
 WARPS = 2  # of 32 rows of a tile each; with four, the tensor cores' instruction would want numbers in shared memory
 
 
@@ -49,10 +50,12 @@ def few_rows(
         out = torch.empty(T, N, dtype=x.dtype, device=x.device)
     count, across = tiles.codes.shape[0], triton.cdiv(T, BT)
     sums = torch.empty((T, count, splits, TILE_ROWS) if splits > 1 else (1,), dtype=torch.float32, device=x.device)
+    turn = turns.turn(sums)
     few_rows_kernel[(count, splits, across)](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, sums, tiles.tickets,
         T, N, K, x.stride(0), out.stride(0), tiles.chunks, triton.cdiv(tiles.chunks, splits),
         BT=BT, SPLIT=splits > 1, WHOLE=K % CHUNK == 0, STAGES=stages, num_warps=warps,
+        FETCHED=CHUNKS_FETCHED, TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip
     return out

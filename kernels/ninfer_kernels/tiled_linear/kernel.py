@@ -8,7 +8,7 @@ Legend: T rows of activations, N outputs, K inputs, BT rows of activations of a 
 import triton
 import triton.language as tl
 
-from ninfer_kernels.pdl import begin
+from ninfer_kernels.pdl import begin, begin_in_turn, end_in_turn, fetch
 from ninfer_kernels.splits import added_up, comes_last
 
 from .unpack import TILE
@@ -23,6 +23,13 @@ def tile_scales(scales, at):
     first = b_s.to(tl.int16).to(tl.float16, bitcast=True)
     second = (b_s >> 16).to(tl.int16).to(tl.float16, bitcast=True)
     return tl.join(first, second).permute(1, 0).reshape(TILE).to(tl.float32)
+
+
+@triton.jit
+def fetch_plane(plane, count):
+    """Ask for ``count`` bytes, a multiple of 512, in 32 pieces."""
+    each = count // 32
+    fetch(plane.to(tl.int64) + tl.arange(0, 32) * each, each)
 
 
 @triton.jit(do_not_specialize=["T", "chunks", "per_split"])
@@ -54,15 +61,17 @@ def few_rows_kernel(
     SPLIT: tl.constexpr,
     WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
+    FETCHED: tl.constexpr,
+    TURN: tl.constexpr,
+    CACHE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A tile's outputs of BT rows over ``per_split`` chunks. x: [T, K] and y: [T, N], rows ``stride_x``
-    and ``stride_y`` apart.
+    and ``stride_y`` apart. FETCHED chunks are asked for before the wait. CACHE: how x is read.
 
     With SPLIT the programs of one tile leave their sums in ``sums`` [T, tiles, splits, TILE] fp32; the last to come, as
     ``tickets`` [blocks of rows, tiles] tells, adds them up from the first to the last, whatever order they came in.
     """
-    begin(PDL)
     GROUPS: tl.constexpr = CHUNK // GROUP
     NUM: tl.constexpr = x.dtype.element_ty
     i_n, i_s, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -76,12 +85,21 @@ def few_rows_kernel(
     p_more = more + at * (TILE * MORE_BYTES)
     p_scales = scales + at * (GROUPS * TILE // 2)
     p_x = x + o_t[None, :].to(tl.int64) * stride_x + first * CHUNK + o_k[:, None]
+    if FETCHED > 0 and PDL:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
+        if first < last:
+            count = tl.minimum(FETCHED, last - first)
+            fetch_plane(p_codes, TILE * CODE_BYTES * count)
+            if MORE_BYTES > 0:
+                fetch_plane(p_more, TILE * MORE_BYTES * count)
+            if SCALED:
+                fetch_plane(p_scales, TILE * 2 * GROUPS * count)
+    begin_in_turn(TURN, PDL)
     b_acc = tl.zeros([TILE, BT], tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
         for i in tl.static_range(GROUPS):
             b_w = UNPACK(p_codes, p_more, i, o_r, NUM, ASM)
             m_x = m_t[None, :] if WHOLE else m_t[None, :] & (o_k + (c * CHUNK + i * GROUP) < K)[:, None]
-            b_x = tl.load(p_x + i * GROUP, mask=m_x, other=0.0)
+            b_x = tl.load(p_x + i * GROUP, mask=m_x, other=0.0, cache_modifier=CACHE)
             if SCALED:
                 b_acc += tl.dot(b_w, b_x) * tile_scales(p_scales, i)[:, None]
             else:
@@ -105,6 +123,7 @@ def few_rows_kernel(
             if FACTORS:
                 b_acc *= tl.load(factors + o_n)[:, None]
             tl.store(p_y, b_acc.to(y.dtype.element_ty), mask=m)
+    end_in_turn(TURN, PDL)
 
 
 @triton.jit(do_not_specialize=["first_tile", "rows", "chunks"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ninfer_core.api.nn import Cache, Linear, Step
 from ninfer_kernels.gdn import Layer, Parts, Rows, Tape
+from ninfer_kernels.turns import together
 
 from .config import Qwen35Config
 from .feed_forward import GatedMlp, SparseMlp
@@ -89,7 +90,8 @@ class DeltaNet:
         if self.decay_and_strength is None:
             mixed, ab = self.project(h).split(self.widths, dim=-1)
         else:
-            mixed, ab = self.project(h), self.decay_and_strength(h)
+            with together():
+                mixed, ab = self.project(h), self.decay_and_strength(h)
         return self.step(mixed, ab, self.layer, context.parts, self.at, context.rows, context.tape)  # type: ignore[no-any-return]
 
 
