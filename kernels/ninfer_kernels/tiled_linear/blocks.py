@@ -15,6 +15,8 @@ from .tiles import CHUNK, FORMATS, TILE_ROWS, TileFormat, Tiles
 
 FEW_ROWS = 32
 SEARCHED_ROWS = 1 << 15  # of a taller matrix a search multiplies this many rows
+SIDES = ((2, 4, 3), (2, 8, 2), (4, 2, 2), (4, 3, 2), (4, 4, 2), (4, 2, 3), (8, 1, 2), (8, 2, 2))
+"""Chunks at once, splits, stages: what a search tries beside one chunk at a time."""
 PROGRAMS_EACH = 8  # of a multiprocessor, at least
 
 
@@ -22,8 +24,11 @@ PROGRAMS_EACH = 8  # of a multiprocessor, at least
 def few_rows_blocks(form: TileFormat) -> Tunable:
     """Of products with a few rows: programs that share a tile, chunks in flight, warps."""
 
-    def fitted(splits: int, stages: int, facts: Facts) -> Blocks:
-        return {"splits": splits, "num_warps": 2, "num_stages": stages_that_fit(stages, stage_bytes(form), 0, facts)}
+    def fitted(splits: int, stages: int, facts: Facts, sides: int = 1) -> Blocks:
+        """A warp for each side, two of 32 rows of a tile where there is one; with four there the tensor cores'
+        instruction would want numbers in shared memory."""
+        stages = stages_that_fit(stages, sides * stage_bytes(form), 0, facts)
+        return {"splits": splits, "sides": sides, "num_warps": max(sides, 2), "num_stages": stages}
 
     def default(shape: Shape, facts: Facts) -> Blocks:
         """As many programs as keep the GPU busy, two chunks each at least."""
@@ -50,6 +55,9 @@ def few_rows_blocks(form: TileFormat) -> Tunable:
             for splits in (1, 2, 3, 4, 6, 8, 12):
                 if splits <= chunks and stages * stage_bytes(form) <= facts.shared_bytes:
                     yield fitted(splits, stages, facts)
+        for sides, splits, stages in SIDES:
+            if splits * sides <= chunks and stages * sides * stage_bytes(form) <= facts.shared_bytes:
+                yield fitted(splits, stages, facts, sides)
 
     def inputs(shape: Shape, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Tiles]:
         x = torch.empty(8, shape["K"], device=device, dtype=torch.bfloat16).normal_(generator=generator)
@@ -58,7 +66,7 @@ def few_rows_blocks(form: TileFormat) -> Tunable:
     def run(inputs: tuple[Tensor, Tiles], blocks: Blocks) -> Tensor:
         from . import gpu
 
-        return gpu.few_rows(*inputs, gpu.NARROW, blocks["splits"], blocks["num_stages"], blocks["num_warps"])
+        return gpu.few_rows(*inputs, gpu.NARROW, blocks)
 
     return Tunable(
         name=f"tiled_linear.{form.name}",

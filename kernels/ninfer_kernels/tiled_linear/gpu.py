@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl, turns
+from ninfer_kernels.tuning import Blocks
 
 from . import unpack
 from .blocks import few_rows_blocks
@@ -15,7 +16,6 @@ from .tiles import CHUNK, TILE_ROWS, TileFormat, Tiles
 
 NARROW, HALF, FEW_ROWS = 8, 16, 32  # rows of a program
 CHUNKS_FETCHED = 4  # of a program, asked for before the input is complete
-WARPS = 2  # of 32 rows of a tile each; with four, the tensor cores' instruction would want numbers in shared memory
 
 
 def constants(form: TileFormat, numbers: Tensor) -> dict[str, object]:
@@ -37,14 +37,13 @@ def linear(x: Tensor, tiles: Tiles, out: Tensor | None = None) -> Tensor:
     blocks depend on the matrix alone."""
     chosen = few_rows_blocks(tiles.format).blocks(x.device, N=tiles.rows, K=tiles.columns)
     BT = next(rows for rows in (NARROW, HALF, FEW_ROWS) if x.shape[0] <= rows)
-    return few_rows(x, tiles, BT, chosen["splits"], chosen["num_stages"], chosen["num_warps"], out)
+    return few_rows(x, tiles, BT, chosen, out)
 
 
-def few_rows(
-    x: Tensor, tiles: Tiles, BT: int, splits: int, stages: int, warps: int = WARPS, out: Tensor | None = None
-) -> Tensor:
-    """``splits`` programs share a tile's columns, with ``stages`` chunks in flight. The elements of a row of x, and of
-    ``out``, lie side by side."""
+def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | None = None) -> Tensor:
+    """``splits`` programs share a tile's columns, ``sides`` chunks at once by as many warps, ``num_stages`` such steps
+    in flight. The elements of a row of x, and of ``out``, lie side by side."""
+    splits = blocks["splits"]
     (T, K), N = x.shape, tiles.rows
     if out is None:
         out = torch.empty(T, N, dtype=x.dtype, device=x.device)
@@ -54,7 +53,8 @@ def few_rows(
     few_rows_kernel[(count, splits, across)](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, sums, tiles.tickets,
         T, N, K, x.stride(0), out.stride(0), tiles.chunks, triton.cdiv(tiles.chunks, splits),
-        BT=BT, SPLIT=splits > 1, WHOLE=K % CHUNK == 0, STAGES=stages, num_warps=warps,
+        BT=BT, SPLIT=splits > 1, SIDES=blocks["sides"], WHOLE=K % CHUNK == 0, STAGES=blocks["num_stages"],
+        num_warps=blocks["num_warps"],
         FETCHED=CHUNKS_FETCHED, TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip

@@ -26,74 +26,35 @@ def tile_scales(scales, at):
 
 
 @triton.jit
+def side_scales(scales, at, G: tl.constexpr):
+    """``tile_scales`` of G chunks, ``at`` [G] -> [G, TILE]."""
+    b_s = tl.load(scales + at[:, None] * (TILE // 2) + tl.arange(0, TILE // 2)[None, :])
+    first = b_s.to(tl.int16).to(tl.float16, bitcast=True)
+    second = (b_s >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.join(first, second).permute(0, 2, 1).reshape(G, TILE).to(tl.float32)
+
+
+@triton.jit
 def fetch_plane(plane, count):
     """Ask for ``count`` bytes, a multiple of 512, in 32 pieces."""
     each = count // 32
     fetch(plane.to(tl.int64) + tl.arange(0, 32) * each, each)
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "per_split"])
-def few_rows_kernel(
-    x,
-    codes,
-    more,
-    scales,
-    factors,
-    y,
-    sums,
-    tickets,
-    T,
-    N,
-    K,
-    stride_x,
-    stride_y,
-    chunks,
-    per_split,
-    UNPACK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    GROUP: tl.constexpr,
-    CODE_BYTES: tl.constexpr,
-    MORE_BYTES: tl.constexpr,
-    SCALED: tl.constexpr,
-    FACTORS: tl.constexpr,
-    ASM: tl.constexpr,
-    BT: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    STAGES: tl.constexpr,
-    FETCHED: tl.constexpr,
-    TURN: tl.constexpr,
-    CACHE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """A tile's outputs of BT rows over ``per_split`` chunks. x: [T, K] and y: [T, N], rows ``stride_x``
-    and ``stride_y`` apart. FETCHED chunks are asked for before the wait. CACHE: how x is read.
-
-    With SPLIT the programs of one tile leave their sums in ``sums`` [T, tiles, splits, TILE] fp32; the last to come, as
-    ``tickets`` [blocks of rows, tiles] tells, adds them up from the first to the last, whatever order they came in.
-    """
+@triton.jit
+def sums_one_by_one(
+    x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
+    UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
+    MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr, WHOLE: tl.constexpr,
+    STAGES: tl.constexpr, CACHE: tl.constexpr,
+):  # fmt: skip
+    """A tile's products with BT rows over chunks ``first`` to ``last``, [TILE, BT]; ``at``: the first one in memory."""
     GROUPS: tl.constexpr = CHUNK // GROUP
     NUM: tl.constexpr = x.dtype.element_ty
-    i_n, i_s, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    o_r = tl.arange(0, TILE)
-    o_t, o_n, o_k = i_t * BT + tl.arange(0, BT), i_n * TILE + o_r, COLUMNS(GROUP)
-    m_t, m_n = o_t < T, o_n < N
-    first = i_s * per_split
-    last = tl.minimum(first + per_split, chunks)
-    at = i_n.to(tl.int64) * chunks + first
-    p_codes = codes + at * (TILE * CODE_BYTES)
-    p_more = more + at * (TILE * MORE_BYTES)
+    o_r, o_k = tl.arange(0, TILE), COLUMNS(GROUP)
+    p_codes, p_more = codes + at * (TILE * CODE_BYTES), more + at * (TILE * MORE_BYTES)
     p_scales = scales + at * (GROUPS * TILE // 2)
     p_x = x + o_t[None, :].to(tl.int64) * stride_x + first * CHUNK + o_k[:, None]
-    if FETCHED > 0 and PDL:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
-        if first < last:
-            count = tl.minimum(FETCHED, last - first)
-            fetch_plane(p_codes, TILE * CODE_BYTES * count)
-            if MORE_BYTES > 0:
-                fetch_plane(p_more, TILE * MORE_BYTES * count)
-            if SCALED:
-                fetch_plane(p_scales, TILE * 2 * GROUPS * count)
-    begin_in_turn(TURN, PDL)
     b_acc = tl.zeros([TILE, BT], tl.float32)
     for c in tl.range(first, last, num_stages=STAGES):
         for i in tl.static_range(GROUPS):
@@ -108,6 +69,82 @@ def few_rows_kernel(
         p_more += TILE * MORE_BYTES
         p_scales += GROUPS * TILE // 2
         p_x += CHUNK
+    return b_acc
+
+
+@triton.jit
+def sums_side_by_side(
+    x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
+    UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
+    MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr, SIDES: tl.constexpr,
+    STAGES: tl.constexpr, CACHE: tl.constexpr,
+):  # fmt: skip
+    """``sums_one_by_one`` of SIDES chunks at once, each by a warp of its own, added up at the end: more of the matrix
+    is in work, and a tile needs fewer programs."""
+    GROUPS: tl.constexpr = CHUNK // GROUP
+    NUM: tl.constexpr = x.dtype.element_ty
+    o_v, o_g, o_k = tl.arange(0, SIDES * TILE), tl.arange(0, SIDES), COLUMNS(GROUP)
+    o_r = o_v % TILE
+    p_x = x + o_t[None, None, :].to(tl.int64) * stride_x + o_k[None, :, None]
+    b_acc = tl.zeros([SIDES, TILE, BT], tl.float32)
+    for c in tl.range(first, last, SIDES, num_stages=STAGES):
+        # a chunk after the last is the last one again, times nothing
+        at_v = at + tl.minimum(c + o_v // TILE, last - 1) - first
+        at_g = (at + tl.minimum(c + o_g, last - 1) - first) * GROUPS
+        p_codes, p_more = codes + at_v[:, None] * (TILE * CODE_BYTES), more + at_v[:, None] * (TILE * MORE_BYTES)
+        o_c = (c + o_g)[:, None, None] * CHUNK
+        m_c = (c + o_g < last)[:, None, None] & m_t[None, None, :]
+        for i in tl.static_range(GROUPS):
+            b_w = UNPACK(p_codes, p_more, i, o_r, NUM, ASM).reshape(SIDES, TILE, GROUP)
+            m_x = m_c & (o_c + i * GROUP + o_k[None, :, None] < K)
+            b_x = tl.load(p_x + o_c + i * GROUP, mask=m_x, other=0.0, cache_modifier=CACHE)
+            if SCALED:
+                b_acc += tl.dot(b_w, b_x) * side_scales(scales, at_g + i, SIDES)[:, :, None]
+            else:
+                b_acc = tl.dot(b_w, b_x, b_acc)
+    return tl.sum(b_acc, 0)
+
+
+@triton.jit(do_not_specialize=["T", "chunks", "per_split"])
+def few_rows_kernel(
+    x, codes, more, scales, factors, y, sums, tickets, T, N, K, stride_x, stride_y, chunks, per_split,
+    UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
+    MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, FACTORS: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr,
+    SPLIT: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, FETCHED: tl.constexpr,
+    TURN: tl.constexpr, CACHE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A tile's outputs of BT rows over ``per_split`` chunks. x: [T, K] and y: [T, N], rows ``stride_x``
+    and ``stride_y`` apart. FETCHED chunks are asked for before the wait. CACHE: how x is read.
+
+    With SPLIT the programs of one tile leave their sums in ``sums`` [T, tiles, splits, TILE] fp32; the last to come, as
+    ``tickets`` [blocks of rows, tiles] tells, adds them up from the first to the last, whatever order they came in.
+    """
+    i_n, i_s, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    o_r = tl.arange(0, TILE)
+    o_t, o_n = i_t * BT + tl.arange(0, BT), i_n * TILE + o_r
+    m_t, m_n = o_t < T, o_n < N
+    first = i_s * per_split
+    last = tl.minimum(first + per_split, chunks)
+    at = i_n.to(tl.int64) * chunks + first
+    if FETCHED > 0 and PDL:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
+        if first < last:
+            count = tl.minimum(FETCHED, last - first)
+            fetch_plane(codes + at * (TILE * CODE_BYTES), TILE * CODE_BYTES * count)
+            if MORE_BYTES > 0:
+                fetch_plane(more + at * (TILE * MORE_BYTES), TILE * MORE_BYTES * count)
+            if SCALED:
+                fetch_plane(scales + at * (CHUNK // GROUP * TILE // 2), CHUNK // GROUP * TILE * 2 * count)
+    begin_in_turn(TURN, PDL)
+    if SIDES == 1:
+        b_acc = sums_one_by_one(
+            x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
+            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, BT, WHOLE, STAGES, CACHE,
+        )  # fmt: skip
+    else:
+        b_acc = sums_side_by_side(
+            x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
+            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, BT, SIDES, STAGES, CACHE,
+        )  # fmt: skip
     m = m_n[:, None] & m_t[None, :]
     p_y = y + o_t[None, :].to(tl.int64) * stride_y + o_n[:, None]
     if not SPLIT:
