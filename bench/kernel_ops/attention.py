@@ -12,6 +12,7 @@ from ninfer_core.api import KVDtype, KVGeometry
 from ninfer_core.kv.cache import KVCache, LayerPool
 from ninfer_kernels import paged_attention
 from ninfer_kernels.paged_attention import PAGE_TOKENS, Rows, Stored
+from ninfer_kernels.paged_attention.store import Slots
 from ninfer_qwen35.config import Qwen35Config
 
 from .case import MIXED, Case, Inputs, Result, Sizes, randn, sized
@@ -101,19 +102,19 @@ def storing(sizes: Sizes, storage: str, T: int) -> Case:
         turned, stack = (
             randn(generator, T, heads, D, dtype=torch.bfloat16).to(sizes.dtype) for heads in (H + G, 2 * (H + G))
         )
-        return turned[:, H:], stack[:, 2 * H + G :], pool.keys, pool.values, row_index(slots, G)
+        return turned[:, H:], stack[:, 2 * H + G :], pool.keys, pool.values, slots
 
     def run(inputs: Inputs) -> Result:
-        paged_attention.store.store(*inputs)
+        paged_attention.store.store(*inputs[:4], Slots(inputs[4]))
         return planes(inputs)
 
     def reference(inputs: Inputs) -> Result:
-        paged_attention.store.reference(*inputs)
+        paged_attention.store.reference(*inputs[:4], Slots(inputs[4]))
         return planes(inputs)
 
     def moved(inputs: Inputs, result: Result) -> int:
-        k, v, keys, values, index = inputs
-        return k.nbytes + v.nbytes + index.nbytes + T * G * row_bytes(keys, values)
+        k, v, keys, values, slots = inputs
+        return k.nbytes + v.nbytes + slots.nbytes + T * G * row_bytes(keys, values)
 
     return Case(
         op="paged_attention.store", shape=f"27b-T{T}-{storage}", tests="test_kv_store.py", tolerance=0.0,
@@ -129,7 +130,7 @@ def filled(
     (pool,) = KVCache(KVGeometry(heads=(G,), head_dims=(D,)), dtype, pages, generator.device, False).layers
     k, v = (randn(generator, pages * PAGE_TOKENS, G, D, dtype=torch.bfloat16) for _ in "kv")
     slots = torch.arange(pages * PAGE_TOKENS, device=generator.device)
-    paged_attention.store.reference(k, v, pool.keys, pool.values, row_index(slots, G))
+    paged_attention.store.reference(k, v, pool.keys, pool.values, Slots(slots))
     return pool, k, v
 
 
@@ -137,13 +138,6 @@ def in_order(stored: Tensor, table: Tensor, tokens: int) -> Tensor:
     """The first row's ``tokens`` one after another, heads first: [G, tokens, D]."""
     pages = stored.unflatten(0, (-1, PAGE_TOKENS))[table[0]]
     return pages.flatten(0, 1)[:tokens].transpose(0, 1).contiguous()
-
-
-def row_index(slots: Tensor, heads: int) -> Tensor:
-    """[T * G] int64: where each (token, head) lies in a plane seen as [pages * G * P, X]."""
-    pages, offsets = slots // PAGE_TOKENS, slots % PAGE_TOKENS
-    head = torch.arange(heads, device=slots.device)
-    return ((pages[:, None] * heads + head) * PAGE_TOKENS + offsets[:, None]).reshape(-1)
 
 
 def row_bytes(*sides: Stored) -> int:

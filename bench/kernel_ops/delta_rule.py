@@ -23,6 +23,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
             yield step(sizes, name, R, W)
     for name, R, W in (("27b", few, sizes.widths[0]), ("27b", many, 1), ("35b-a3b", few, sizes.widths[0])):
         yield fold(sizes, name, R, W)
+        yield last(sizes, name, R, W)
     for name, T in (("27b", sizes.chunk), ("27b", sizes.long), ("35b-a3b", sizes.long)):
         yield prefill(sizes, name, T)
 
@@ -78,6 +79,30 @@ def fold(sizes: Sizes, name: str, R: int, W: int) -> Case:
     return Case(
         op="gdn.fold", shape=f"{name}-L{layers}-R{R}-W{W}", tests=TESTS, tolerance=MIXED,
         make=make, run=run, reference=reference, moved=moved,
+    )  # fmt: skip
+
+
+def last(sizes: Sizes, name: str, R: int, W: int) -> Case:
+    """The hidden rows of the last tokens of all rows, all that a round saw kept."""
+    N = sizes.models[name].hidden_size
+
+    def make(generator: torch.Generator) -> Inputs:
+        rows = gdn.Rows(range(0, R * W + 1, W), range(R), generator.device)
+        assert rows.on_device.slots.numel()
+        x, part = (randn(generator, size, N, dtype=sizes.dtype) for size in (R * W, R))
+        return x, part, rows, torch.full((R,), W, device=generator.device)
+
+    def run(inputs: Inputs) -> Result:
+        gdn.keep_last(*inputs)
+        return inputs[1]  # type: ignore[no-any-return]
+
+    def reference(inputs: Inputs) -> Result:
+        gdn.reference.keep_last(*inputs)
+        return inputs[1]  # type: ignore[no-any-return]
+
+    return Case(
+        op="gdn.keep_last", shape=f"{name}-R{R}-W{W}", tests=TESTS, tolerance=0.0, make=make, run=run,
+        reference=reference, moved=lambda inputs, result: 2 * sized(result) + 4 * inputs[3].nbytes,
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from ninfer_kernels import activation, hadamard, norm, rope
-from ninfer_qwen35.config import Qwen35Config
+from ninfer_qwen35.config import Qwen35Config, interleaved_axes
 
-from .case import ROUNDED, Case, Inputs, Sizes, gains, randn
+from .case import ROUNDED, Case, Inputs, Sizes, gains, randn, sized
 
 EPS = 1e-6
 TESTS = "test_small_ops_gpu.py"
@@ -27,6 +27,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         yield gated(f"27b-T{T}", T, sizes.dense, sizes.dtype)
         yield rotated(f"27b-T{T}", T, sizes.dense, sizes.dtype)
         yield turned(f"27b-T{T}", T, sizes.dense, sizes.dtype)
+        yield angles_on_axes(f"27b-T{T}", T, sizes.dense)
 
 
 def norms(shape: str, T: int, model: Qwen35Config, dtype: torch.dtype) -> Iterator[Case]:
@@ -121,6 +122,25 @@ def turned(shape: str, T: int, model: Qwen35Config, dtype: torch.dtype) -> Case:
         make=lambda generator: (randn(generator, T, H, D, dtype=dtype), *angles(T, D, generator.device)),
         run=lambda inputs: rope.rotate(*inputs),
         reference=lambda inputs: rope.reference.rotate(*inputs),
+    )  # fmt: skip
+
+
+def angles_on_axes(shape: str, T: int, model: Qwen35Config) -> Case:
+    """Cosines and sines of a step, which all its layers turn by."""
+    a = model.attention
+
+    def make(generator: torch.Generator) -> Inputs:
+        first = torch.randint(1 << 18, (1,), generator=generator, device=generator.device)
+        turns = rope.frequencies.plain(a.rotary_dim, 1e7).to(generator.device)
+        axes = torch.tensor(interleaved_axes(a.rope.mrope_section), device=generator.device)
+        return (first + torch.arange(T, device=generator.device)).expand(3, -1), turns, axes
+
+    return Case(
+        op="rope.axis_rotation", shape=shape, tests=TESTS, tolerance=1e-6, make=make,
+        run=lambda inputs: rope.axis_rotation(*inputs),
+        reference=lambda inputs: rope.reference.axis_rotation(*inputs),
+        # one position on all axes
+        moved=lambda inputs, result: 8 * T + sized(inputs[1:]) + sized(result),
     )  # fmt: skip
 
 

@@ -73,6 +73,7 @@ class RowsOnDevice:
 
     In a recorded step that is replayed only these hold: the host's tuples then give the shape the step was recorded
     with, and a row may be narrower than its place. Row ``b`` has tokens ``firsts[b]`` to ``firsts[b] + widths[b] - 1``.
+    Logits are wanted of every token, in order.
     """
 
     firsts: Tensor

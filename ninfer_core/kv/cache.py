@@ -64,8 +64,8 @@ class KVCache:
         if k_TGD.shape[1:] != (pool.heads, pool.head_dim) or k_TGD.shape != v_TGD.shape:
             expected = f"[T, {pool.heads}, {pool.head_dim}]"
             raise InvariantError(f"layer {layer} stores {expected}, not {tuple(k_TGD.shape)}, {tuple(v_TGD.shape)}")
-        index = self._derived(step).derived(("slots", pool.heads), lambda: _row_index(step.cache_slots, pool.heads))
-        self._scatter(k_TGD, v_TGD, pool.keys, pool.values, index)
+        slots = self._derived(step).derived("slots", lambda: paged_attention.store.Slots(step.cache_slots))
+        self._scatter(k_TGD, v_TGD, pool.keys, pool.values, slots)
 
     def attend(self, layer: int, q_THD: Tensor, step: Step, scale: float) -> Tensor:
         """Causal attention of every row over its stored history, this step included: [T, H, D] like ``q``."""
@@ -134,10 +134,3 @@ def _torch_dtype(dtype: KVDtype, plane: Plane) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise PluginError(f"--kv-dtype {dtype.name}: its plane of type {plane.dtype!r} is no torch dtype")
     return found
-
-
-def _row_index(cache_slots: Tensor, heads: int) -> Tensor:
-    """[T * G] int64: where each (token, head) lies in a plane seen as [pages * G * 64, width]."""
-    pages, offsets = cache_slots // PAGE_TOKENS, cache_slots % PAGE_TOKENS
-    head = torch.arange(heads, device=cache_slots.device)
-    return ((pages[:, None] * heads + head) * PAGE_TOKENS + offsets[:, None]).reshape(-1)

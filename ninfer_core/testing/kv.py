@@ -140,10 +140,10 @@ class KVDtypeContract:
 
         host, device = self._stored(head_dim, "cpu"), self._stored(head_dim, where)
         k, v = (rows(140, head_dim).bfloat16().float().view(70, 2, head_dim) * scale for scale in (1.0, -0.5))
-        index = torch.randperm(2 * 128, generator=torch.Generator().manual_seed(head_dim))[:140]
-        store.reference(k, v, *host, index)
+        at = torch.randperm(128, generator=torch.Generator().manual_seed(head_dim))[:70]
+        store.reference(k, v, *host, store.Slots(at))
         if gpu_store.serves(k, v, *device):
-            gpu_store.store(k.to(where), v.to(where), *device, index.to(where))
+            gpu_store.store(k.to(where), v.to(where), *device, at.to(where))
             for mine, theirs in zip(device, host, strict=True):
                 assert_same(tuple(plane.cpu() for plane in mine.planes), theirs.planes)
         for mine, theirs in zip(device, host, strict=True):

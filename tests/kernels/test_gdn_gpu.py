@@ -141,6 +141,58 @@ def test_a_history_of_any_length_moves_over_what_is_kept(taps):
     check_round(case(ONE_HEAD, (2, 3), taps=taps), [2, 1])
 
 
+def check_last(lengths, kept, width, as_tensor, dtype=torch.float32, kept_as=None):
+    """The last kept rows of a view of a stack, into slots of a view; the rest of the slots keep their bits."""
+    starts = [sum(lengths[:b]) for b in range(len(lengths) + 1)]
+    x = randn(starts[-1], width + 3, seed=width, dtype=dtype)[:, 1 : 1 + width]
+    room = randn(SLOTS, width + 5, seed=1, dtype=kept_as or dtype)
+    expected, got = room.clone()[:, 2 : 2 + width], room.clone().to(ON)[:, 2 : 2 + width]
+    rows = [gdn.Rows(starts, SLOT_ORDER[: len(lengths)], torch.device(at)) for at in (ON, "cpu")]
+    gdn.reference.keep_last(x, expected, rows[1], kept)
+    gpu.keep_last(x.to(ON), got, rows[0], torch.tensor(kept, device=ON) if as_tensor else kept)
+    assert torch.equal(got.cpu(), expected)
+    for b, slot in enumerate(rows[1].slots):
+        last = x[starts[b] + kept[b] - 1].to(room.dtype) if kept[b] else room[slot, 2 : 2 + width]
+        assert torch.equal(expected[slot], last)
+    assert torch.equal(expected[SLOT_ORDER[len(lengths) :]], room[SLOT_ORDER[len(lengths) :], 2 : 2 + width])
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["list", "tensor"])
+@pytest.mark.parametrize("width", [1, 100, 1024, 2049])
+@pytest.mark.parametrize(("lengths", "kept"), [((1,), (1,)), ((4, 1, 3), (0, 1, 2)), ((2, 2), (0, 0))], ids=str)
+def test_the_row_of_the_last_kept_token_goes_to_its_slot(lengths, kept, width, as_tensor):
+    check_last(lengths, list(kept), width, as_tensor)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept_as"), [(torch.float16, None), (torch.bfloat16, None), (torch.float32, torch.float16)]
+)
+def test_rows_of_any_float_are_kept_as_their_part_holds_them(dtype, kept_as):
+    check_last((3, 2), [3, 1], 40, True, dtype, kept_as)
+
+
+@settings(max_examples=40 if CUDA else 10, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=SLOTS))
+def test_rows_of_any_lengths_keep_the_last_of_any_number_of_tokens(rows):
+    check_last([length for length, _ in rows], [min(row) for row in rows], 17, True)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_what_is_kept_last_is_the_same_on_every_route(launched, monkeypatch):
+    monkeypatch.setattr("ninfer_kernels.device.launches", lambda x: launched)
+    asked, kernel = [], gpu.keep_last
+    monkeypatch.setattr(gpu, "keep_last", lambda *given: asked.append(1) or kernel(*given))
+    x, part = randn(5, 9, seed=2).to(ON), randn(SLOTS, 9, seed=3).to(ON)
+    rows, wanted = gdn.Rows((0, 2, 5), (4, 0), ON), part.clone()
+    wanted[4], wanted[0] = x[0], x[4]
+    gdn.keep_last(x, part, rows, torch.tensor([1, 3], device=ON))
+    assert torch.equal(part, wanted)
+    gdn.keep_last(x, part, rows, [0, 1])
+    wanted[0] = x[2]
+    assert torch.equal(part, wanted)
+    assert len(asked) == 2 * launched
+
+
 @settings(max_examples=40 if CUDA else 6, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=3))
 def test_rows_of_any_lengths_keep_any_number_of_tokens(rows):

@@ -30,16 +30,47 @@ def test_stored_bits_equal_the_reference(T, G, D, dtype, source):
     stacked = stacked.to(source)
     k, v = stacked[:, :G], stacked[:, 2 * G :]
     pages = T // 64 + 2
-    index = torch.randperm(pages * G * 64, generator=generator)[: T * G]
+    slots = store.Slots(torch.randperm(pages * 64, generator=generator)[:T])
     planes = [torch.randn(pages, G, 64, D, generator=generator).to(dtype) for _ in range(2)]
     wanted = [plane.clone() for plane in planes]
-    store.store(k, v, *cast_sides(planes), index)
-    store.reference(k, v, *cast_sides(wanted), index)
+    store.store(k, v, *cast_sides(planes), slots)
+    store.reference(k, v, *cast_sides(wanted), slots)
     bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
     for got, want in zip(planes, wanted, strict=True):
         # torch's own casts give a NaN different bits, scalar or vectorised
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.view(bits)[~got.isnan()], want.view(bits)[~want.isnan()])
+
+
+@pytest.mark.parametrize(("T", "G", "pages"), [(0, 2, 1), (1, 1, 1), (5, 3, 2), (65, 2, 40_000_000)], ids=str)
+def test_a_row_is_a_place_of_a_head_of_a_page(T, G, pages):
+    """Of 40 million pages too: rows do not fit 32 bits."""
+    at = torch.randint(64 * pages, (T,), generator=torch.Generator().manual_seed(T))
+    slots = store.Slots(at)
+    expected = [(slot // 64 * G + head) * 64 + slot % 64 for slot in at.tolist() for head in range(G)]
+    assert slots.rows(G).tolist() == expected
+    assert slots.rows(G) is slots.rows(G), "made once for all layers"
+
+
+def test_a_step_without_tokens_stores_nothing(monkeypatch):
+    monkeypatch.setattr("ninfer_kernels.device.launches", lambda x: True)
+    plane = torch.ones(1, 2, 64, 16)
+    store.store(*(torch.empty(0, 2, 16) for _ in "kv"), *cast_sides([plane, plane]), store.Slots(torch.arange(0)))
+    assert plane.eq(1).all()
+
+
+def test_the_kernel_is_given_the_slots_alone(device, monkeypatch):
+    """What torch would derive from them is a handful of launches in every round."""
+    monkeypatch.setattr("ninfer_kernels.device.launches", lambda x: True)
+    k, v = (x.to(device) for x in rows_of(3, 2, 16, torch.float32))
+    slots = store.Slots(torch.tensor([70, 3, 127], device=device))
+    monkeypatch.setattr(slots, "rows", lambda heads: pytest.fail("rows were derived"))
+    planes = [torch.zeros(2, 2, 64, 16, device=device) for _ in range(2)]
+    store.store(k, v, *cast_sides(planes), slots)
+    for plane, x in zip(planes, (k, v), strict=True):
+        for t, slot in enumerate(slots.at.tolist()):
+            assert torch.equal(plane[slot // 64, :, slot % 64], x[t])
+        assert plane.count_nonzero() == x.count_nonzero()
 
 
 def test_the_compiled_route_is_there():
@@ -76,11 +107,11 @@ def test_the_kernel_stores_the_bytes_of_the_codec(T, G, D, device):
     from ninfer_kernels.paged_attention import gpu_store
 
     k, v = rows_of(T, G, D, torch.float32)
-    index = torch.randperm(3 * G * 64, generator=torch.Generator().manual_seed(D))[: T * G]
+    at = torch.randperm(3 * 64, generator=torch.Generator().manual_seed(D))[:T]
     got, want = ([int8_side(3, G, D, rotates, where) for rotates in (True, False)] for where in (device, "cpu"))
     assert gpu_store.serves(k, v, *got)
-    gpu_store.store(k.to(device), v.to(device), *got, index.to(device))
-    store.reference(k, v, *want, index)
+    gpu_store.store(k.to(device), v.to(device), *got, at.to(device))
+    store.reference(k, v, *want, store.Slots(at))
     for mine, theirs in zip(got, want, strict=True):
         for a, b in zip(mine.planes, theirs.planes, strict=True):
             assert torch.equal(a.cpu(), b)
@@ -92,10 +123,10 @@ def test_the_kernel_casts_as_the_reference_does(T, G, D, dtype, device):
     from ninfer_kernels.paged_attention import gpu_store
 
     k, v = rows_of(T, G, D, torch.float32)
-    index = torch.randperm(2 * G * 64, generator=torch.Generator().manual_seed(D))[: T * G]
+    at = torch.randperm(2 * 64, generator=torch.Generator().manual_seed(D))[:T]
     got, want = ([torch.zeros(2, G, 64, D, dtype=dtype, device=where) for _ in range(2)] for where in (device, "cpu"))
-    gpu_store.store(k.to(device), v.to(device), *cast_sides(got), index.to(device))
-    store.reference(k, v, *cast_sides(want), index)
+    gpu_store.store(k.to(device), v.to(device), *cast_sides(got), at.to(device))
+    store.reference(k, v, *cast_sides(want), store.Slots(at))
     for a, b in zip(got, want, strict=True):
         assert torch.equal(a.cpu(), b)
 
@@ -107,9 +138,9 @@ def test_a_nan_shows_after_decoding(device):
     v = v.clone()
     v[0, 0, 3], v[1, 0, 70] = float("nan"), float("inf")
     got, want = ([int8_side(1, 1, 128, False, where) for _ in range(2)] for where in (device, "cpu"))
-    index = torch.arange(2)
-    gpu_store.store(k.to(device), v.to(device), *got, index.to(device))
-    store.reference(k, v, *want, index)
+    at = torch.arange(2)
+    gpu_store.store(k.to(device), v.to(device), *got, at.to(device))
+    store.reference(k, v, *want, store.Slots(at))
     decoded, expected = (kv_int8.decode(*(p[0, 0].cpu() for p in side[1].planes))[:2] for side in (got, want))
     assert torch.equal(decoded.isnan(), expected.isnan())
     assert torch.equal(decoded[~expected.isnan()], expected[~expected.isnan()])

@@ -98,6 +98,74 @@ def test_rotation_equals_its_reference_with_and_without_the_norm(shape, share, d
     torch.testing.assert_close(got.cpu(), expected, rtol=2 * TOLERANCE[dtype][0], atol=4 * TOLERANCE[dtype][0])
 
 
+# the first and the last an fp32 number holds, where a fast sine is a wrong one, those of long contexts
+POSITIONS = [0, 1, 63, 105_615, 131_071, (1 << 20) - 1, 1 << 20, (1 << 24) - 1]
+THIRDS = [0, 1, 2]
+
+
+def turns(pairs, theta):
+    """Frequencies, and the axis of each."""
+    return rope.frequencies.plain(2 * pairs, theta), torch.tensor((THIRDS * pairs)[:pairs])
+
+
+def same_angles(got, expected, factor=1.0):
+    """To a few ulp of numbers up to ``factor``: what rounds an angle at a million is 0.06 of a radian."""
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.dtype is torch.float32 and mine.is_contiguous()
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=4 * 2**-24 * factor)
+
+
+@pytest.mark.parametrize("T", [1, 3, 65])
+@pytest.mark.parametrize(("pairs", "theta"), [(32, 1e7), (64, 5e5), (1, 1e4), (10, 1e4)], ids=str)
+def test_angles_of_positions_equal_their_reference(T, pairs, theta, device):
+    from ninfer_kernels.rope import gpu
+
+    positions = torch.tensor((POSITIONS * 9)[-T:])
+    frequencies, _ = turns(pairs, theta)
+    got = gpu.rotation(positions.to(device), frequencies.to(device))
+    expected = rope.reference.rotation(positions, frequencies)
+    same_angles(got, expected)
+    assert [x.shape for x in got] == [(T, 1, 2 * pairs), (T, 1, pairs)]
+    exact = (positions.float()[:, None] * frequencies).double()
+    same_angles(got, (exact.cos().float().repeat(1, 2)[:, None], exact.sin().float()[:, None]))
+
+
+@pytest.mark.parametrize("pairs", [32, 11, 1])
+@pytest.mark.parametrize("factor", [1.0, 1.1386294])
+@pytest.mark.parametrize("kind", ["axes", "transposed", "one for all", "fp32"])
+def test_angles_on_axes_equal_their_reference(kind, factor, pairs, device):
+    from ninfer_kernels.rope import gpu
+
+    frequencies, axes = turns(pairs, 1e7)
+    one = torch.tensor(POSITIONS)
+    positions = {
+        "axes": torch.stack((one, one.flip(0), one.roll(3))),
+        "transposed": torch.stack((one, one.flip(0), one.roll(3)), dim=1).t(),
+        "one for all": one.expand(3, -1),
+        "fp32": rope.interpolated(one, 100, 4.0).expand(3, -1),
+    }[kind]
+    got = gpu.axis_rotation(positions.to(device), frequencies.to(device), axes.to(device), factor)
+    same_angles(got, rope.reference.axis_rotation(positions, frequencies, axes, factor), factor)
+
+
+@pytest.mark.parametrize(
+    "positions", [torch.empty(3, 0, dtype=torch.int64), torch.arange(4).expand(3, -1)], ids=["T0", "T4"]
+)
+def test_tables_the_kernel_cannot_read_and_no_positions_are_left_to_torch(positions, device, monkeypatch):
+    monkeypatch.setattr("ninfer_kernels.device.launches", lambda x: True)
+    wide = rope.frequencies.plain(16, 1e4).repeat_interleave(2).to(device)
+    axes = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1], device=device)
+    where = positions.to(device)
+    for got, expected in (
+        (rope.rotation(where[0], wide[::2]), rope.reference.rotation(positions[0], wide.cpu()[::2])),
+        (
+            rope.axis_rotation(where, wide[::2], axes),
+            rope.reference.axis_rotation(positions, wide.cpu()[::2], axes.cpu()),
+        ),
+    ):
+        same_angles(got, expected)
+
+
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 17), (3, 1024), (65, 1500)], ids=ids)
 def test_swiglu_equals_its_reference(shape, dtype, device):
@@ -154,6 +222,8 @@ CALLS = [
     (norm, "add_rms_norm", (X, randn(5, 40, seed=1), WEIGHT, 1e-6)),
     (norm, "head_rms_norm", (STACK, HEAD_WEIGHT, 1e-6)),
     (norm, "gated_rms_norm", (STACK, randn(5, 5, 8, seed=1), WEIGHT[:8], 1e-6)),
+    (rope, "rotation", (torch.arange(5), WEIGHT[:4])),
+    (rope, "axis_rotation", (torch.arange(15).view(3, 5), WEIGHT[:4], torch.tensor([0, 1, 2, 0]), 1.5)),
     (rope, "rotate", (STACK, *angles(5, 4))),
     (rope, "norm_rotate", (STACK, HEAD_WEIGHT, 1e-6, *angles(5, 4))),
     (activation, "swiglu", (X,)),
@@ -169,7 +239,8 @@ def test_routes_ask_the_kernels_where_they_can_be_launched(module, name, given, 
     monkeypatch.setattr(gpu, name, lambda *arguments: asked.append(name) or kernel(*arguments))
     copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in given]
     moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in copies]
-    got = getattr(module, name)(*moved).cpu()
+    got = getattr(module, name)(*moved)
+    got = tuple(x.cpu() for x in got) if isinstance(got, tuple) else got.cpu()
     assert asked == [name]
     expected = getattr(module.reference, name)(*(v.clone() if isinstance(v, torch.Tensor) else v for v in given))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ninfer_core.api.nn import Runtime
-from ninfer_core.engine.graphs import DecodeGraphs, Recorded, RoundRow, Shape
+from ninfer_core.engine.graphs import NOBODY, DecodeGraphs, Recorded, RoundRow, Shape
 from ninfer_core.kv.cache import KVCache
 from ninfer_core.kv.pages import PAGE_TOKENS
 from ninfer_core.kv.state import StatePool
@@ -169,17 +169,24 @@ def no_host_reads() -> Iterator[None]:
 class Side:
     """One way to run the model: its weights, cache and states."""
 
-    def __init__(self, family: str, storage: str, device: torch.device, *, reference: bool) -> None:
-        runtime = Runtime(
-            device=device, dtype=torch.float32, reference=reference, max_context=PAGES * PAGE_TOKENS, options={}
-        )
+    def __init__(
+        self,
+        family: str,
+        storage: str,
+        device: torch.device,
+        *,
+        reference: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        runtime = Runtime(device=device, dtype=dtype, reference=reference, max_context=PAGES * PAGE_TOKENS, options={})
         found = FAMILIES[family]
         plugins = compose({found.name, f"kv_{'bf16' if storage == 'fp32' else storage}"})
         described, config = plugins.model_families[found.name], found.config
         with kernels(device):  # as a GPU holds it: experts in stacks
             self.model = found.model(RandomWeights(runtime), runtime)
-        dtype = plugins.kv_dtypes[storage]
-        self.cache = KVCache(described.kv_geometry(config), dtype, LANES * PAGES + 1, device, reference)
+        self.cache = KVCache(
+            described.kv_geometry(config), plugins.kv_dtypes[storage], LANES * PAGES + 1, device, reference
+        )
         layout = described.state_layout(config, runtime) if described.state_layout else ()
         self.states = StatePool(layout, LANES, device)
 
@@ -320,6 +327,25 @@ def test_recorded_rounds_equal_the_definition_step_by_step(family, storage, devi
     walk.round([2, 3], [1, 1], [0, 1], shapes[0])
     walk.prefill(2, 3)
     walk.round([2, 0, 3], [2, 2, 2], [2, 0, 1], shapes[2])
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_recorded_round_draws_from_what_the_head_gave(family, device):
+    """Neither gathered nor widened before: the draw reads logits of any float as they are."""
+    dtype = torch.float16 if device.type == "cpu" else torch.bfloat16  # the interpreter's products of bf16 are wrong
+    side = Side(family, "fp32", device, reference=False, dtype=dtype)
+    graphs = recorded_rounds(side, device)
+    recorded, tokens = graphs.add(Shape(rows=1, width=2), news=1), [3, 5]
+    side.forward(moved(make_step([[9]], frontiers=[0], pages=[[2]], slots=[1], provisional=False), device))
+    row = RoundRow(tokens=tokens, frontier=1, state_slot=1, pages=[2], params=NOBODY, logprobs=2)
+    (drawn,) = graphs.round(recorded, [row])
+    logits = recorded.logits
+    assert logits.dtype is dtype and logits.shape == (2, VOCAB)
+    columns = [Column(params=NOBODY, position=2 + i, purpose=DECODE, counts=Counter(), logprobs=2) for i in range(2)]
+    expected = sample(logits.cpu().float(), columns, PUBLIC)
+    assert [one.token for one in drawn] == [one.token for one in expected]
+    for one, other in zip(drawn, expected, strict=True):
+        assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("stacked", [True, False])

@@ -6,7 +6,7 @@ advance them over the tokens that were kept.
 
 from . import batched, reference
 from .layer import Layer, Parts, Tape
-from .routes import fold, step
+from .routes import fold, keep_last, step
 from .rows import OnDevice, Rows
 
-__all__ = ["Layer", "OnDevice", "Parts", "Rows", "Tape", "batched", "fold", "reference", "step"]
+__all__ = ["Layer", "OnDevice", "Parts", "Rows", "Tape", "batched", "fold", "keep_last", "reference", "step"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ninfer_kernels import pdl
 
 from . import gpu_chunks
-from .kernel import fold_kernel, step_kernel, tokens_kernel
+from .kernel import fold_kernel, last_kernel, step_kernel, tokens_kernel
 from .layer import Layer, Parts, Tape
 from .rows import Rows
 
@@ -21,6 +21,7 @@ SHORT = 8  # and where none is: beyond them chunks are faster
 WIDEST = 256  # dimension of a key or a value
 STEP_ELEMENTS, FOLD_ELEMENTS = 4096, 2048  # of a state, in a warp
 SEVERAL = 3  # tokens of a row from which on what needs no state is made for all of them at once
+LAST_ELEMENTS = 1024  # of a row that is kept, for one program
 STAGES = 3  # tokens on their way or walked over, where they are
 
 
@@ -104,6 +105,20 @@ def _fold(tape: Tape, parts: Parts, first: int, layers: int, rows: Rows, counts:
         parts.addresses[:, first], parts.histories[first], parts.states[first], x, k, v, gates,
         on.firsts, counts, on.slots, x.shape[1], parts.addresses.stride(0),
         **_geometry(layer, FOLD_ELEMENTS), **pdl.options(x),
+    )  # fmt: skip
+
+
+def serves_last(x_TN: Tensor, part: Tensor) -> bool:
+    """Whether the kernel takes them: rows that are contiguous."""
+    return x_TN.numel() > 0 and x_TN.stride(1) == part.stride(1) == 1
+
+
+def keep_last(x_TN: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
+    """``reference.keep_last``."""
+    N, on = x_TN.shape[1], rows.on_device
+    last_kernel[(triton.cdiv(N, LAST_ELEMENTS), len(rows.slots))](
+        x_TN, part, on.firsts, rows.counts(kept), on.slots, N, x_TN.stride(0), part.stride(0),
+        BN=LAST_ELEMENTS, num_warps=4, **pdl.options(x_TN),
     )  # fmt: skip
 
 

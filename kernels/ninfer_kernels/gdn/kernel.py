@@ -233,3 +233,17 @@ def fold_kernel(
         if i_h % (H // G) == 0:
             moved_history(x, history, count, i_g * K + o_d, o_d < K, C, C, TAPS)
             moved_history(x, history, count, (G + i_g) * K + o_d, o_d < K, C, C, TAPS)
+
+
+@triton.jit
+def last_kernel(x, part, firsts, kept, slots, N, stride_x, stride_p, BN: tl.constexpr, PDL: tl.constexpr):
+    """BN elements of one row: those of its last kept token. x: [T, N]; part: [slots, N]."""
+    i_n, i_b = tl.program_id(0), tl.program_id(1)
+    o_n = i_n * BN + tl.arange(0, BN)
+    begin_alone(PDL)
+    count = tl.load(kept + i_b)
+    # a row that keeps nothing keeps its bits
+    if count > 0:
+        at, slot = tl.load(firsts + i_b) + count - 1, tl.load(slots + i_b)
+        b_x = tl.load(x + at * stride_x + o_n, mask=o_n < N, other=0.0)
+        tl.store(part + slot * stride_p + o_n, b_x.to(part.dtype.element_ty), mask=o_n < N)

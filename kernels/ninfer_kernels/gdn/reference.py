@@ -153,6 +153,15 @@ def fold(tape: Tape, parts: Parts, rows: Rows, kept: Sequence[int] | Tensor) -> 
     fold_each(sys.modules[__name__], tape, parts, rows, kept)
 
 
+def keep_last(x_TN: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
+    """Write the row of ``x`` that belongs to each sequence's last kept token to its slot of ``part`` [slots, N]; a
+    sequence that keeps nothing leaves its bits alone."""
+    counts = kept.tolist() if isinstance(kept, Tensor) else kept
+    for b, slot in enumerate(rows.slots):
+        if counts[b]:
+            part[slot] = x_TN[rows.starts[b] + counts[b] - 1]
+
+
 def composed(
     ops: Any,
     gated_rms_norm: Callable[..., Tensor],

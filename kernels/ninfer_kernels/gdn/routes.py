@@ -35,6 +35,15 @@ def fold(tape: Tape, parts: Parts, rows: Rows, kept: Sequence[int] | Tensor) -> 
     reference.fold_each(batched, tape, parts, rows, kept)
 
 
+def keep_last(x_TN: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
+    """``reference.keep_last``."""
+    gpu = gpu_route(x_TN, __package__)
+    if gpu is not None and gpu.serves_last(x_TN, part):
+        gpu.keep_last(x_TN, part, rows, kept)
+        return
+    reference.keep_last(x_TN, part, rows, kept)
+
+
 def _kernels(mixed: Tensor, ab: Tensor, layer: Layer, rows: Rows, tape: Tape | None) -> ModuleType | None:
     """The Triton route where it serves such a step."""
     gpu = gpu_route(mixed, __package__)

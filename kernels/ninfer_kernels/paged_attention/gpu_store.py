@@ -10,7 +10,7 @@ from torch import Tensor
 from ninfer_kernels import pdl
 
 from .kernel_store import encode_cast, store_kernel
-from .layout import Stored
+from .layout import PAGE_TOKENS, Stored
 
 ROWS = 4  # of a program
 
@@ -22,13 +22,14 @@ def serves(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored) -> bool:
     return sized and k_TGD.stride(2) == v_TGD.stride(2) == 1 and None not in (_encoder(keys), _encoder(values))
 
 
-def store(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, index: Tensor) -> None:
-    """``store.reference``."""
+def store(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, slots: Tensor) -> None:
+    """``store.reference``; slots: [T] int64, contiguous."""
     T, G, D = k_TGD.shape
     store_kernel[(triton.cdiv(T * G, ROWS),)](
-        k_TGD, v_TGD, keys.planes[0], keys.planes[-1], values.planes[0], values.planes[-1], index, T * G,
+        k_TGD, v_TGD, keys.planes[0], keys.planes[-1], values.planes[0], values.planes[-1], slots, T * G,
         *k_TGD.stride()[:2], *v_TGD.stride()[:2],
-        G=G, D=D, BR=ROWS, ENCODE_K=_encoder(keys), ENCODE_V=_encoder(values), num_warps=4, **pdl.options(k_TGD),
+        G=G, D=D, P=PAGE_TOKENS, BR=ROWS, ENCODE_K=_encoder(keys), ENCODE_V=_encoder(values), num_warps=4,
+        **pdl.options(k_TGD),
     )  # fmt: skip
 
 

@@ -17,13 +17,31 @@ from torch import Tensor
 
 from ninfer_kernels.device import gpu_route
 
-from .layout import Stored
+from .layout import PAGE_TOKENS, Stored
 
 FEW_TOKENS = 64
 
 
-def reference(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, index: Tensor) -> None:
-    """Write rows ``index`` ([T * G] int64, of a plane seen as [rows, X]) of the planes of both sides."""
+class Slots:
+    """Where the tokens of one step go: token ``t`` to page ``at[t] // P``, its place there ``at[t] % P``; [T] int64."""
+
+    def __init__(self, at: Tensor) -> None:
+        self.at = at
+        self._rows: dict[int, Tensor] = {}
+
+    def rows(self, heads: int) -> Tensor:
+        """[T * G] int64: where each (token, head) lies in a plane seen as [pages * G * P, X]; made once for all layers
+        that want it."""
+        if heads not in self._rows:
+            pages, places = self.at // PAGE_TOKENS, self.at % PAGE_TOKENS
+            head = torch.arange(heads, device=self.at.device)
+            self._rows[heads] = ((pages[:, None] * heads + head) * PAGE_TOKENS + places[:, None]).reshape(-1)
+        return self._rows[heads]
+
+
+def reference(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, slots: Slots) -> None:
+    """Write each token's rows of the planes of both sides; each of k, v: [T, G, D], any float."""
+    index = slots.rows(k_TGD.shape[1])
     with torch.no_grad():
         for rows, side in ((k_TGD, keys), (v_TGD, values)):
             assert side.encode is not None
@@ -32,15 +50,15 @@ def reference(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, index:
                 plane.view(-1, plane.shape[-1]).index_copy_(0, index, part)
 
 
-def store(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, index: Tensor) -> None:
+def store(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, slots: Slots) -> None:
     """As ``reference``, bit for bit."""
     gpu = gpu_route(k_TGD, __package__, "gpu_store")
     if gpu is not None and gpu.serves(k_TGD, v_TGD, keys, values):
-        gpu.store(k_TGD, v_TGD, keys, values, index)
+        gpu.store(k_TGD, v_TGD, keys, values, slots.at)
         return
     compiled = _compiled_for(k_TGD, v_TGD, keys, values)
     if compiled is None:
-        reference(k_TGD, v_TGD, keys, values, index)
+        reference(k_TGD, v_TGD, keys, values, slots)
         return
     T, G, D = k_TGD.shape
     compiled(
@@ -48,7 +66,7 @@ def store(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, index: Ten
         v_TGD.data_ptr(),
         keys.planes[0].data_ptr(),
         values.planes[0].data_ptr(),
-        index.data_ptr(),
+        slots.rows(G).data_ptr(),
         T,
         G,
         D,

@@ -1,7 +1,7 @@
 """Rotary position embedding: angles of each position, and their application to heads (split-half pairing)."""
 
 from . import frequencies, reference
-from .reference import axis_rotation, interpolated, rotation
-from .routes import norm_rotate, rotate
+from .reference import interpolated
+from .routes import axis_rotation, norm_rotate, rotate, rotation
 
 __all__ = ["axis_rotation", "frequencies", "interpolated", "norm_rotate", "reference", "rotate", "rotation"]

@@ -1,4 +1,4 @@
-"""The launch of the Triton route."""
+"""The launches of the Triton route."""
 
 from __future__ import annotations
 
@@ -8,7 +8,35 @@ from torch import Tensor
 
 from ninfer_kernels import pdl
 
-from .kernel import rotate_kernel
+from .kernel import angles_kernel, rotate_kernel
+
+
+def serves_angles(positions: Tensor, *tables: Tensor) -> bool:
+    """Whether the kernel makes angles of these positions: there are some, and what it looks up is contiguous."""
+    return positions.numel() > 0 and all(table.is_contiguous() for table in tables)
+
+
+def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """``reference.rotation``."""
+    return _angles(positions[None], frequencies, None, 1.0)
+
+
+def axis_rotation(
+    positions_3T: Tensor, frequencies: Tensor, axes: Tensor, attention_factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """``reference.axis_rotation``."""
+    return _angles(positions_3T, frequencies, axes, attention_factor)
+
+
+def _angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+    T, half = positions.shape[1], frequencies.shape[0]
+    cos, sin = (torch.empty(T, 1, size, dtype=torch.float32, device=positions.device) for size in (2 * half, half))
+    angles_kernel[(T,)](
+        positions, frequencies, axes, cos, sin, factor, *positions.stride(),
+        HALF=half, BH=triton.next_power_of_2(half), AXES=axes is not None, num_warps=1, enable_fp_fusion=False,
+        **pdl.options(positions),
+    )  # fmt: skip
+    return cos, sin
 
 
 def serves(x_THD: Tensor, cos: Tensor, sin: Tensor) -> bool:

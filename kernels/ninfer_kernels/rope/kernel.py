@@ -1,10 +1,36 @@
-"""Rotary embedding in Triton, alone or after the norm of each head. Legend: T tokens, H heads, D elements of a head,
-R of them turned."""
+"""Rotary embedding in Triton: the angles of a step, and their application, alone or after the norm of each head.
+
+Legend: T tokens, H heads, D elements of a head, R of them turned.
+"""
 
 import triton
 import triton.language as tl
 
 from ninfer_kernels.pdl import begin
+
+
+@triton.jit
+def angles_kernel(
+    positions, frequencies, axes, cos, sin, factor, stride_a, stride_t,
+    HALF: tl.constexpr, BH: tl.constexpr, AXES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token. positions: [A, T], whole or fp32; frequencies: [R / 2] fp32; axes: [R / 2] int64, which of the A
+    positions each pair turns by (AXES, else the first); cos: [T, R], sin: [T, R / 2] fp32, both times ``factor``."""
+    i_t = tl.program_id(0).to(tl.int64)
+    o_r = tl.arange(0, BH)
+    m_r = o_r < HALF
+    b_f = tl.load(frequencies + o_r, mask=m_r, other=0.0)
+    o_a = tl.zeros([BH], tl.int64)
+    if AXES:
+        o_a = tl.load(axes + o_r, mask=m_r, other=0) * stride_a
+    begin(PDL)
+    # rounded before it is turned into an angle, as fp32 positions are
+    b_x = tl.load(positions + o_a + i_t * stride_t, mask=m_r, other=0).to(tl.float32) * b_f
+    # these two reduce angles of any size, where ``*.approx`` would lose those of long contexts
+    b_c = tl.cos(b_x) * factor
+    tl.store(cos + i_t * (2 * HALF) + o_r, b_c, mask=m_r)
+    tl.store(cos + i_t * (2 * HALF) + HALF + o_r, b_c, mask=m_r)
+    tl.store(sin + i_t * HALF + o_r, tl.sin(b_x) * factor, mask=m_r)
 
 
 @triton.jit

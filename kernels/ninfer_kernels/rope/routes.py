@@ -14,7 +14,27 @@ from torch import Tensor
 from ninfer_kernels.device import gpu_route
 from ninfer_kernels.norm import head_rms_norm
 
+from . import reference
+
 FEW_TOKENS = 64
+
+
+def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """``reference.rotation``."""
+    gpu = gpu_route(positions, __package__)
+    if gpu is not None and gpu.serves_angles(positions, frequencies):
+        return gpu.rotation(positions, frequencies)  # type: ignore[no-any-return]
+    return reference.rotation(positions, frequencies)
+
+
+def axis_rotation(
+    positions_3T: Tensor, frequencies: Tensor, axes: Tensor, attention_factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """``reference.axis_rotation``; positions may be a view."""
+    gpu = gpu_route(positions_3T, __package__)
+    if gpu is not None and gpu.serves_angles(positions_3T, frequencies, axes):
+        return gpu.axis_rotation(positions_3T, frequencies, axes, attention_factor)  # type: ignore[no-any-return]
+    return reference.axis_rotation(positions_3T, frequencies, axes, attention_factor)
 
 
 def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

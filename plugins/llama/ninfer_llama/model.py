@@ -6,6 +6,7 @@ Legend: T tokens of this step, L wanted logits, H query heads, G KV heads, D hea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ class LlamaModel:
     def __init__(self, config: LlamaConfig, weights: Weights, runtime: Runtime) -> None:
         shapes = inventory(config)
         self.eps = config.rms_norm_eps
-        self.rms_norm = norm.reference.rms_norm if runtime.reference else norm.rms_norm
+        self.add_rms_norm = norm.reference.add_rms_norm if runtime.reference else norm.add_rms_norm
+        self.rotation = rope.reference.rotation if runtime.reference else rope.rotation
         self.frequencies = inverse_frequencies(config).to(runtime.device)
         self.embed = weights.embedding("text/token_embedding", shapes["text/token_embedding"])
         self.layers = [Layer(i, config, weights, runtime) for i in range(config.num_hidden_layers)]
@@ -39,17 +41,22 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> StepOutput:
-        """Logits [L, V] fp32 of the wanted tokens; everything past the last layer's attention runs for those only."""
+        """Logits [L, V] of the wanted tokens; everything past the last layer's attention runs for those only."""
         x = self.embed(step.token_ids)
-        angles = rope.rotation(step.positions, self.frequencies)
-        for layer in self.layers[:-1]:
-            x = layer.finish(x, layer.attention(x, angles, cache, step))
+        angles = self.rotation(step.positions, self.frequencies)
+        attended = self.layers[0].attention(x, angles, cache, step)
+        for before, layer in pairwise(self.layers):
+            attended = layer.attention(x, angles, cache, step, before.feed_forward(x, attended))
         wanted = step.logit_index
-        attended = self.layers[-1].attention(x, angles, cache, step)
         if not wanted.shape[0]:
             return StepOutput(logits=torch.empty(0, self.head.rows, device=x.device))
-        x = self.layers[-1].finish(x.index_select(0, wanted), attended.index_select(0, wanted))
-        return StepOutput(logits=self.head(self.rms_norm(x, self.final_norm, self.eps)).float())
+        # then all tokens are wanted, in order, and whoever draws widens the logits
+        recorded = step.on_device is not None
+        if not recorded:
+            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+        owed = self.layers[-1].feed_forward(x, attended)
+        logits = self.head(self.add_rms_norm(x, owed, self.final_norm, self.eps))
+        return StepOutput(logits=logits if recorded else logits.float())
 
     def fold(self, step: Step, records: Any, kept: Sequence[int], state: Mapping[str, Tensor]) -> None:
         """Nothing: what a token leaves behind is in the cache alone."""
@@ -65,7 +72,7 @@ class Layer:
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
         reference = runtime.reference
-        self.rms_norm = norm.reference.rms_norm if reference else norm.rms_norm
+        self.norm: Any = norm.reference if reference else norm
         self.rotate = rope.reference.rotate if reference else rope.rotate
         self.swiglu = activation.reference.swiglu if reference else activation.swiglu
         parameters = LayerParameters(f"text/layers/{index}/", layer_shapes(config), weights, runtime)
@@ -76,21 +83,28 @@ class Layer:
         self.gate_up = parameters.linear("mlp/gate", "mlp/up")
         self.down = parameters.linear("mlp/down")
 
-    def attention(self, x: Tensor, angles: tuple[Tensor, Tensor], cache: Cache, step: Step) -> Tensor:
-        """Store this step's keys and values, then attend: the heads' outputs side by side, [T, H * D]."""
+    def attention(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], cache: Cache, step: Step, owed: Tensor | None = None
+    ) -> Tensor:
+        """Store this step's keys and values, then attend: the heads' outputs side by side, [T, H * D].
+
+        ``owed``: what the layer before has yet to add to the residual ``x``, in place.
+        """
         H, G = self.heads
-        qkv = self.query_key_value(self.rms_norm(x, self.input_norm, self.eps))
-        qkv = qkv.view(-1, H + 2 * G, self.head_dim)
+        if owed is None:
+            h = self.norm.rms_norm(x, self.input_norm, self.eps)
+        else:
+            h = self.norm.add_rms_norm(x, owed, self.input_norm, self.eps)
+        qkv = self.query_key_value(h).view(-1, H + 2 * G, self.head_dim)
         # queries and keys are neighbours in the stack and rotate together
         rotated = self.rotate(qkv[:, : H + G], *angles)
         cache.store(self.index, rotated[:, H:], qkv[:, H + G :], step)
         return cache.attend(self.index, rotated[:, :H], step, self.scale).reshape(x.shape[0], H * self.head_dim)
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add the attention's projection and the MLP to the residual ``x``, in place."""
-        x.add_(self.output(attended))
-        inner = self.swiglu(self.gate_up(self.rms_norm(x, self.post_attention_norm, self.eps)))
-        return x.add_(self.down(inner))
+    def feed_forward(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add the attention's projection to the residual ``x``, in place; what is yet to be added to it."""
+        h = self.norm.add_rms_norm(x, self.output(attended), self.post_attention_norm, self.eps)
+        return self.down(self.swiglu(self.gate_up(h)))
 
 
 class LayerParameters:

@@ -67,6 +67,8 @@ class Qwen35Model:
         self.final_norm = 1.0 + weights.tensor("text/final_norm", shapes["text/final_norm"])
         head = "text/token_embedding" if config.tie_word_embeddings else "text/output_head"
         self.head = weights.linear(head, shapes[head])
+        for block, after in zip(self.blocks, (*self.blocks[1:], None), strict=True):
+            block.reads_next(self.head if after is None else after.mixer.project)
 
     def _block(self, i: int, kind: str, weights: Weights) -> Block:
         p = Parameters(layer_prefix(i), block_shapes(self.config, kind), weights)
@@ -77,7 +79,7 @@ class Qwen35Model:
 
     @torch.inference_mode()
     def forward(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> StepOutput:
-        """Logits [L, V] fp32 of the wanted tokens; what follows the last mixer runs for those and the rows' ends."""
+        """Logits [L, V] of the wanted tokens; what follows the last mixer runs for those and the rows' ends."""
         context = self.context(step, cache, state)
         x = self.embed(step.token_ids)
         mixed = self.blocks[0].mix(x, context)
@@ -87,6 +89,9 @@ class Qwen35Model:
         if step.provisional:
             hidden = self._ended(x, mixed)
             kept = Records(tape=context.tape, hidden=hidden, rows=context.rows)
+            if step.on_device is not None:
+                # all tokens are wanted, in order, and whoever draws widens the logits
+                return StepOutput(logits=self.head(hidden), records=kept)
             return StepOutput(logits=self._logits(hidden.index_select(0, wanted)), records=kept)
         ends = torch.tensor(step.starts[1:], device=x.device) - 1
         needed = torch.cat((wanted, ends))
@@ -100,10 +105,7 @@ class Qwen35Model:
         rows = records.rows
         if (parts := self._parts(state)) is not None:
             self.kernels.gdn.fold(records.tape, parts, rows, kept)
-        counts, on, part = rows.counts(kept), rows.on_device, state[HIDDEN]
-        last = records.hidden.index_select(0, on.firsts + (counts - 1).clamp_(min=0))
-        moved = torch.where(counts[:, None] > 0, last, part.index_select(0, on.slots))
-        part.index_copy_(0, on.slots, moved)
+        self.kernels.gdn.keep_last(records.hidden, state[HIDDEN], rows, kept)
 
     def context(self, step: Step, cache: Cache, state: Mapping[str, Tensor]) -> Context:
         device = step.token_ids.device
@@ -136,6 +138,7 @@ class Qwen35Model:
         return self.kernels.norm.add_rms_norm(x, owed, self.final_norm, self.config.rms_norm_eps)
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        """fp32."""
         if not hidden.shape[0]:
             return torch.empty(0, self.head.rows, device=hidden.device)
         return self.head(hidden).float()

@@ -54,6 +54,7 @@ class Rotary:
 
     def __init__(self, config: Qwen35Config, runtime: Runtime) -> None:
         attention = config.attention
+        self.rope: Any = rope.reference if runtime.reference else rope
         self.plan: RopePlan = rope_plan(config, runtime.options, runtime.max_context)
         dim, theta, factor = attention.rotary_dim, attention.rope.rope_theta, self.plan.yarn_factor
         if factor > 1:
@@ -67,6 +68,6 @@ class Rotary:
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions: [T], the same on every axis, or [3, T] -> cosines and sines as ``rope.rotate`` takes them."""
         if self.plan.linear_factor > 1:
-            positions = rope.interpolated(positions, self.plan.linear_from, self.plan.linear_factor)
+            positions = self.rope.interpolated(positions, self.plan.linear_from, self.plan.linear_factor)
         on_axes = positions if positions.dim() == 2 else positions.expand(3, -1)
-        return rope.axis_rotation(on_axes, self.frequencies, self.axes, self.attention_factor)
+        return self.rope.axis_rotation(on_axes, self.frequencies, self.axes, self.attention_factor)  # type: ignore[no-any-return]
