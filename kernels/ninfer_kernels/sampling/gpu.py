@@ -12,10 +12,15 @@ from torch import Tensor
 from ninfer_kernels import pdl
 
 from .draws import DRAWN, OUT, Draws, draws_in
-from .kernel import KP, LEAST, K, candidates_kernel, draw_kernel, feed_kernel
+from .kernel import draw_kernel, feed_kernel, survey_kernel
+from .order import KP, K
 from .settings import NUMBERS, Settings, packed
 
-CHUNK = 4096  # of the vocabulary, for one program
+GROUPS, SIZE = 8, 64  # a chunk's groups, and tokens of a group
+CHUNK = GROUPS * SIZE  # of the vocabulary, for one warp
+LISTS = 64  # that groups are dealt to: enough that about K tokens reach what K of the lists hold
+FEW = 64  # tokens that are put in order at once
+WARPS = 16  # of a draw
 
 
 class Spoken(NamedTuple):
@@ -50,23 +55,24 @@ def draw_into(
     columns; column ``r`` fills ``positions[r] + shift``. Without ``spoken`` penalties are left out; with it, lanes have
     drawn the token of their row's first column last."""
     R, V = logits.shape
-    chunks = triton.cdiv(V, CHUNK)
-    keys = torch.empty(R, chunks, K, dtype=torch.int64, device=logits.device)
-    peaks = torch.empty(R, chunks, dtype=torch.float32, device=logits.device)
-    sums = torch.empty_like(peaks)
+    C = triton.cdiv(V, CHUNK)
+    ranks = torch.empty(R * C * (GROUPS + 1) + R * KP, dtype=torch.int32, device=logits.device)
+    groups, chunks, room_groups = ranks.split([R * C * GROUPS, R * C, R * KP])
+    sums = torch.empty(R * C, dtype=torch.float32, device=logits.device)
+    room = torch.empty(R * FEW, dtype=torch.int64, device=logits.device)
     counts, last, lanes, ids = spoken or (None, None, None, None)
-    candidates_kernel[(chunks, R)](
-        logits, settings, keys, peaks, sums, counts, lanes, ids, V, logits.stride(0), settings.stride(0),
-        0 if counts is None else counts.stride(0), width, chunks,
-        BV=CHUNK, K=K, KP=KP, LEAST=LEAST, COUNTED=counts is not None, num_warps=8, enable_fp_fusion=False,
+    strides = logits.stride(0), settings.stride(0), 0 if counts is None else counts.stride(0)
+    survey_kernel[(C, R)](
+        logits, settings, chunks, groups, sums, counts, lanes, ids, V, *strides, width, C,
+        GROUPS=GROUPS, SIZE=SIZE, SPOKEN=spoken is not None, num_warps=1, enable_fp_fusion=False,
         **pdl.options(logits),
     )  # fmt: skip
+    BC = triton.next_power_of_2(C)
     draw_kernel[(R,)](
-        keys, peaks, sums, settings, positions, *out, last, lanes,
-        settings.stride(0), positions.stride(0), shift, width, chunks,
-        BC=triton.next_power_of_2(chunks), BCK=triton.next_power_of_2(chunks * K), K=K, KP=KP, LEAST=LEAST,
-        SPOKEN=spoken is not None, num_warps=4, enable_fp_fusion=False,
-        **pdl.options(logits),
+        logits, chunks, groups, sums, room, room_groups, settings, positions, *out, counts, last, lanes, ids,
+        V, *strides, positions.stride(0), shift, width, C,
+        BC=BC, BG=max(4 * LISTS, BC * GROUPS), LISTS=LISTS, GROUPS=GROUPS, SIZE=SIZE, FEW=FEW, K=K, KP=KP,
+        SPOKEN=spoken is not None, num_warps=WARPS, enable_fp_fusion=False, **pdl.options(logits),
     )  # fmt: skip
 
 

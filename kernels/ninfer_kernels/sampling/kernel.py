@@ -1,9 +1,7 @@
-"""The draw of many rows on a GPU, in Triton: candidates, truncation, the counter RNG and the choice.
+"""The draw of many rows on a GPU, in Triton: what each chunk of the vocabulary holds, then candidates and the choice.
 
 Legend: R columns, each the logits of one token to come, W of each row, B rows, V vocabulary, C chunks of it, K = 20
-candidates.
-
-A candidate travels as one int64 that sorts as the domain does: the logit's bits made monotone, then the lower id first.
+candidates. A chunk has GROUPS groups of SIZE tokens, all of them neighbours.
 """
 
 import triton
@@ -11,46 +9,13 @@ import triton.language as tl
 
 from ninfer_kernels.pdl import begin
 
-K = 20
-KP = 32  # K, padded to what tl.arange takes
-LEAST = -(1 << 63)
-
-
-@triton.jit
-def _key(value, token):
-    """fp32 logits and int32 ids -> int64 in rank order. Adding zero makes -0.0 equal 0.0."""
-    bits = (value + 0.0).to(tl.int32, bitcast=True)
-    rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (rank.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
-
-
-@triton.jit
-def _value(key):
-    rank = (key >> 32).to(tl.int32)
-    return (rank ^ ((rank >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _token(key):
-    return 0x7FFFFFFF - (key & 0x7FFFFFFF)
-
-
-@triton.jit
-def _best(keys, K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr):
-    """The K largest of ``keys``, in order, padded with LEAST: [KP]."""
-    o_k = tl.arange(0, KP)
-    found = tl.full([KP], LEAST, tl.int64)
-    for i in range(K):
-        top = tl.max(keys, 0)
-        found = tl.where(o_k == i, top, found)
-        # ids are unique, so one key goes
-        keys = tl.where(keys == top, LEAST, keys)
-    return found
+from .choice import chosen, uniform
+from .order import LEAST, NO_RANK, bound_of, gather, id_in, in_order, key_of, one_by_one, rank_in, rank_of, value_of
 
 
 @triton.jit
 def _penalized(b_x, o_v, m_v, settings, count, ids, ahead):
-    """Logits [BV] of tokens ``o_v`` less their penalties: ``count`` says how often the row has said each,
+    """Logits of tokens ``o_v``, any shape, less their penalties: ``count`` says how often the row has said each,
     ``ids[1:ahead]`` are its drafts before this column. Not to be contracted: the bits are those of two roundings."""
     presence = tl.load(settings + 7).to(tl.int32).to(tl.float32, bitcast=True)
     frequency = tl.load(settings + 8).to(tl.int32).to(tl.float32, bitcast=True)
@@ -63,33 +28,42 @@ def _penalized(b_x, o_v, m_v, settings, count, ids, ahead):
 
 
 @triton.jit
-def candidates_kernel(
-    logits, settings, keys, peaks, sums, counts, lanes, ids, V, stride, stride_s, stride_c, W, C, BV: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr, COUNTED: tl.constexpr, PDL: tl.constexpr,
+def _logits(
+    logits, o_v, m_v, i_r, settings, counts, lanes, ids, stride, stride_s, stride_c, W, SPOKEN: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one column, W of which share a row's settings: its K best into keys [R, C, K], and the pieces of a
-    log-sum-exp at the row's temperature into peaks and sums [R, C]. A NaN anywhere in the chunk makes its sum NaN.
-    COUNTED: penalties by counts [lanes, V] and the fed tokens ids [R] int64."""
+    """fp32 of tokens ``o_v`` of column ``i_r``, -inf where they do not exist. SPOKEN: less their penalties by counts
+    [lanes, V] and the fed tokens ids [R] int64."""
+    b_x = tl.load(logits + i_r * stride + o_v, mask=m_v, other=float("-inf")).to(tl.float32)
+    if SPOKEN:
+        i_b = i_r // W
+        count = counts + tl.load(lanes + i_b) * stride_c
+        b_x = _penalized(b_x, o_v, m_v, settings + i_b * stride_s, count, ids + i_b * W, i_r - i_b * W + 1)
+    return b_x
+
+
+@triton.jit
+def survey_kernel(
+    logits, settings, chunks, groups, sums, counts, lanes, ids, V, stride, stride_s, stride_c, W, C,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr, SPOKEN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one column, by one warp: the ranks of its best token, chunks [R, C], and of each group's, groups
+    [R, C, GROUPS], int32; and its sum of exponentials beside its best at the row's temperature, sums [R, C]. A NaN
+    anywhere in the chunk makes its sum NaN."""
     begin(PDL)
     i_c = tl.program_id(0)
     i_r = tl.program_id(1).to(tl.int64)
-    i_b = i_r // W
-    o_v = i_c * BV + tl.arange(0, BV)
+    o_g = i_c * GROUPS + tl.arange(0, GROUPS)
+    o_v = o_g[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     m_v = o_v < V
-    b_x = tl.load(logits + i_r * stride + o_v, mask=m_v, other=float("-inf")).to(tl.float32)
-    if COUNTED:
-        count = counts + tl.load(lanes + i_b) * stride_c
-        b_x = _penalized(b_x, o_v, m_v, settings + i_b * stride_s, count, ids + i_b * W, i_r - i_b * W + 1)
-    b_keys = tl.where(m_v & (b_x == b_x), _key(b_x, o_v), LEAST)
-    o_k = tl.arange(0, KP)
-    b_best = _best(b_keys, K, KP, LEAST)
-    tl.store(keys + (i_r * C + i_c) * K + o_k, b_best, mask=o_k < K)
-    b_peak = tl.max(tl.where(b_x == b_x, b_x, float("-inf")), 0)
-    b_base = tl.where(b_peak == float("-inf"), 0.0, b_peak)
-    b_t = tl.load(settings + i_b * stride_s + 4).to(tl.int32).to(tl.float32, bitcast=True)
-    b_sum = tl.sum(tl.where(m_v, tl.exp((b_x - b_base) / b_t), 0.0), 0)
-    tl.store(peaks + i_r * C + i_c, b_peak)
-    tl.store(sums + i_r * C + i_c, b_sum)
+    b_x = _logits(logits, o_v, m_v, i_r, settings, counts, lanes, ids, stride, stride_s, stride_c, W, SPOKEN)
+    b_rank = tl.max(tl.where(m_v, rank_of(b_x), NO_RANK), 1)
+    best = tl.max(b_rank, 0)
+    tl.store(groups + i_r * C * GROUPS + o_g, b_rank)
+    tl.store(chunks + i_r * C + i_c, best)
+    base = tl.where(value_of(best) == float("-inf"), 0.0, value_of(best))
+    t = tl.load(settings + i_r // W * stride_s + 4).to(tl.int32).to(tl.float32, bitcast=True)
+    b_w = tl.where(m_v, tl.exp2((b_x - base) * (1.4426950408889634 / t)), 0.0)
+    tl.store(sums + i_r * C + i_c, tl.sum(tl.sum(b_w, 1), 0))
 
 
 @triton.jit
@@ -113,79 +87,98 @@ def feed_kernel(
 
 
 @triton.jit
-def _mix(x):
-    """The finalizer of splitmix64 (``rng.mix``)."""
-    x = x + 0x9E3779B97F4A7C15
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
+def _tokens(
+    room, count, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W,
+    N: tl.constexpr, SIZE: tl.constexpr, SPOKEN: tl.constexpr,
+):  # fmt: skip
+    """Ranks and ids [N * SIZE / 4, 4] of all tokens of the first ``count`` groups in room [N], and which there are."""
+    o_q = tl.arange(0, N * SIZE // 4)
+    m_q = o_q // (SIZE // 4) < count
+    b_group = tl.load(room + o_q // (SIZE // 4), mask=m_q, other=0)
+    o_v = (b_group * SIZE + o_q % (SIZE // 4) * 4)[:, None] + tl.arange(0, 4)[None, :]
+    m_v = m_q[:, None] & (o_v < V)
+    b_x = _logits(logits, o_v, m_v, i_r, settings, counts, lanes, ids, stride, stride_s, stride_c, W, SPOKEN)
+    return rank_of(b_x), o_v, m_v & (b_x == b_x)
 
 
 @triton.jit
-def _uniform(seed, position, purpose):
-    """``rng.uniform``: fp32 in [0, 1) with 24 bits."""
-    key = _mix(seed ^ (position * 0xD1B54A32D192ED03))
-    key = _mix(key ^ (purpose << 21))
-    return (key >> 40).to(tl.float32) * 5.9604644775390625e-08
+def _candidates(
+    b_rank, o_g, m_g, bound, room, room_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c,
+    W, SIZE: tl.constexpr, FEW: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SPOKEN: tl.constexpr,
+):  # fmt: skip
+    """The keys of the K best tokens, best first: [KP], given the ranks of all groups, any shape [N, 4], and a bound that K
+    tokens reach. As a rule few groups and few tokens do, and only these are put in order."""
+    n_groups = gather(o_g, m_g & (b_rank >= bound), room_groups, KP)
+    b_token, o_v, m_v = _tokens(
+        room_groups, n_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W,
+        KP, SIZE, SPOKEN,
+    )  # fmt: skip
+    n_tokens = gather(key_of(b_token, o_v), m_v & (b_token >= bound), room, FEW)
+    o_f = tl.arange(0, FEW)
+    b_few = tl.load(room + o_f, mask=o_f < n_tokens, other=LEAST)
+    if (n_groups <= KP) & (n_tokens <= FEW):
+        b_best = in_order(b_few, KP)
+    else:
+        b_key = tl.where(m_g, key_of(b_rank, o_g), LEAST)
+        b_best = one_by_one(tl.reshape(b_key, [b_key.numel]), K, KP)
+        tl.store(room_groups + tl.arange(0, KP), id_in(b_best), mask=b_best != LEAST)
+        tl.debug_barrier()
+        n_groups = tl.sum((b_best != LEAST).to(tl.int32), 0)
+        b_token, o_v, m_v = _tokens(
+            room_groups, n_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W,
+            KP, SIZE, SPOKEN,
+        )  # fmt: skip
+        b_key = tl.where(m_v, key_of(b_token, o_v), LEAST)
+        b_best = one_by_one(tl.reshape(b_key, [b_key.numel]), K, KP)
+    return b_best
 
 
 @triton.jit
 def draw_kernel(
-    keys, peaks, sums, settings, positions, out_tokens, out_ids, out_logprobs, last, lanes,
-    stride_s, stride_p, shift, W, C,
-    BC: tl.constexpr, BCK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, LEAST: tl.constexpr, SPOKEN: tl.constexpr,
-    PDL: tl.constexpr,
+    logits, chunks, groups, sums, room, room_groups, settings, positions, out_tokens, out_ids, out_logprobs,
+    counts, last, lanes, ids, V, stride, stride_s, stride_c, stride_p, shift, W, C,
+    BC: tl.constexpr, BG: tl.constexpr, LISTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    FEW: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SPOKEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One column, W of which share a row's settings (``settings.packed``); it fills positions[R] + shift. out_tokens:
     [R] int32, -1 where the best logit is not finite or a logit is NaN; out_ids, out_logprobs: [R, K], -1 and -inf where
     there is no candidate. With SPOKEN a row's first column is what its lane has drawn last: last [lanes]."""
     begin(PDL)
     i_r = tl.program_id(0).to(tl.int64)
-    o_c, o_ck, o_k = tl.arange(0, BC), tl.arange(0, BCK), tl.arange(0, KP)
-    b_keys = tl.load(keys + i_r * C * K + o_ck, mask=o_ck < C * K, other=LEAST)
-    b_best = _best(b_keys, K, KP, LEAST)
-    m_k = (b_best != LEAST) & (o_k < K)
-    b_logit = tl.where(m_k, _value(b_best), float("-inf"))
-    b_id = tl.where(m_k, _token(b_best), -1)
-    top = tl.max(b_logit, 0)
-    settings += (i_r // W) * stride_s
-    t = tl.load(settings + 4).to(tl.int32).to(tl.float32, bitcast=True)
-    top_p = tl.load(settings + 5).to(tl.int32).to(tl.float32, bitcast=True)
-    min_p = tl.load(settings + 6).to(tl.int32).to(tl.float32, bitcast=True)
-    seed = tl.load(settings).to(tl.uint64, bitcast=True)
-    purpose = (tl.load(settings + 1) & 0xFFFFFFFF).to(tl.uint64)
-    top_k = tl.load(settings + 2)
-    greedy = tl.load(settings + 3)
-    position = ((tl.load(positions + i_r * stride_p) + shift) & 0xFFFFFFFF).to(tl.uint64)
-    # the mass of the whole vocabulary, for log probabilities
+    o_c, o_k = tl.arange(0, BC), tl.arange(0, KP)
     m_c = o_c < C
-    b_peak = tl.load(peaks + i_r * C + o_c, mask=m_c, other=float("-inf"))
-    b_part = tl.load(sums + i_r * C + o_c, mask=m_c, other=0.0)
-    b_base = tl.where(top == float("-inf"), 0.0, top)
-    b_scaled = tl.where(b_peak == float("-inf"), b_part, b_part * tl.exp((b_peak - b_base) / t))
-    mass = tl.sum(tl.where(m_c, b_scaled, 0.0), 0)
-    tl.store(out_logprobs + i_r * K + o_k, (b_logit - b_base) / t - tl.log(mass), mask=o_k < K)
+    o_g = tl.arange(0, BG // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    m_g = o_g < C * GROUPS
+    # whatever is known before the search is asked for at once
+    b_rank = tl.load(groups + i_r * C * GROUPS + o_g, mask=m_g, other=NO_RANK)
+    b_peak = value_of(tl.load(chunks + i_r * C + o_c, mask=m_c, other=NO_RANK))
+    b_sum = tl.load(sums + i_r * C + o_c, mask=m_c, other=0.0)
+    own = settings + (i_r // W) * stride_s
+    t = tl.load(own + 4).to(tl.int32).to(tl.float32, bitcast=True)
+    top_p = tl.load(own + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    min_p = tl.load(own + 6).to(tl.int32).to(tl.float32, bitcast=True)
+    top_k, greedy = tl.load(own + 2), tl.load(own + 3)
+    purpose = (tl.load(own + 1) & 0xFFFFFFFF).to(tl.uint64)
+    position = ((tl.load(positions + i_r * stride_p) + shift) & 0xFFFFFFFF).to(tl.uint64)
+    u = uniform(tl.load(own).to(tl.uint64, bitcast=True), position, purpose)
+    b_list = tl.max(tl.max(tl.reshape(b_rank, [BG // 4 // LISTS, LISTS, 4]), 2), 0)
+    top = value_of(tl.max(b_list, 0))
+    base = tl.where(top == float("-inf"), 0.0, top)
+    # the mass of the whole vocabulary, for log probabilities
+    mass = tl.sum(tl.where(b_peak == float("-inf"), b_sum, b_sum * tl.exp((b_peak - base) / t)), 0)
+    b_best = _candidates(
+        b_rank, o_g, m_g, bound_of(b_list, K), room + i_r * FEW, room_groups + i_r * KP, logits, i_r, settings, counts,
+        lanes, ids, V, stride, stride_s, stride_c, W, SIZE, FEW, K, KP, SPOKEN,
+    )  # fmt: skip
+    m_k = (b_best != LEAST) & (o_k < K)
+    b_logit = tl.where(m_k, value_of(rank_in(b_best)), float("-inf"))
+    b_id = tl.where(m_k, id_in(b_best), -1)
+    tl.store(out_logprobs + i_r * K + o_k, (b_logit - base) / t - tl.log(mass), mask=o_k < K)
     tl.store(out_ids + i_r * K + o_k, b_id, mask=o_k < K)
-    # running sums in rank order, as the reference has them; the weights kept are the first so many
-    b_w = tl.where(m_k & (o_k < top_k), tl.exp((b_logit - b_base) / t), 0.0)
-    b_run = tl.zeros([KP], tl.float32)
-    total = 0.0
-    for i in range(K):
-        total += tl.sum(tl.where(o_k == i, b_w, 0.0), 0)
-        b_run = tl.where(o_k == i, total, b_run)
-    first = tl.max(b_w, 0)
-    enough = tl.where(top_p < 1, top_p * total, float("inf"))
-    small = (o_k > 0) & (b_w < min_p * first)
-    reached = b_run >= enough
-    kept = tl.minimum(tl.min(tl.where(small, o_k, K), 0), tl.min(tl.where(reached, o_k + 1, K), 0))
-    m_w = (o_k < kept) & (b_w > 0)
-    target = _uniform(seed, position, purpose) * tl.max(tl.where(m_w, b_run, 0.0), 0)
-    choice = tl.min(tl.where(m_w & (target < b_run), o_k, K), 0)
-    choice = tl.where(choice == K, tl.max(tl.where(m_w, o_k, 0), 0), choice)
-    choice = tl.where(greedy == 1, 0, choice)
-    token = tl.sum(tl.where(o_k == choice, b_id, 0), 0)
-    sound = (mass == mass) & (top < float("inf")) & (top > float("-inf"))
-    token = tl.where(sound, token, -1)
+    b_w = tl.where(m_k & (o_k < top_k), tl.exp((b_logit - base) / t), 0.0)
+    choice = tl.where(greedy == 1, 0, chosen(b_w, o_k, top_p, min_p, u, K, KP))
+    token = tl.max(tl.where(o_k == choice, b_id, -1), 0)
+    token = tl.where((mass == mass) & (top < float("inf")) & (top > float("-inf")), token, -1)
     tl.store(out_tokens + i_r, token)
     if SPOKEN:
         tl.store(last + tl.load(lanes + i_r // W), token.to(tl.int64), mask=i_r % W == 0)
