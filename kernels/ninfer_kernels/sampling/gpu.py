@@ -56,20 +56,20 @@ def draw_into(
     drawn the token of their row's first column last."""
     R, V = logits.shape
     C = triton.cdiv(V, CHUNK)
-    ranks = torch.empty(R * C * (GROUPS + 1) + R * KP, dtype=torch.int32, device=logits.device)
-    groups, chunks, room_groups = ranks.split([R * C * GROUPS, R * C, R * KP])
+    ranks = torch.empty(R * C * (GROUPS + 1) + R * 2 * KP, dtype=torch.int32, device=logits.device)
+    groups, chunks, few_groups = ranks.split([R * C * GROUPS, R * C, R * 2 * KP])
     sums = torch.empty(R * C, dtype=torch.float32, device=logits.device)
-    room = torch.empty(R * FEW, dtype=torch.int64, device=logits.device)
+    few = torch.empty(R * 2 * FEW, dtype=torch.int64, device=logits.device)
     counts, last, lanes, ids = spoken or (None, None, None, None)
     strides = logits.stride(0), settings.stride(0), 0 if counts is None else counts.stride(0)
     survey_kernel[(C, R)](
-        logits, settings, chunks, groups, sums, counts, lanes, ids, V, *strides, width, C,
-        GROUPS=GROUPS, SIZE=SIZE, SPOKEN=spoken is not None, num_warps=1, enable_fp_fusion=False,
+        logits, settings, chunks, groups, sums, few_groups, few, counts, lanes, ids, V, *strides, width, C,
+        GROUPS=GROUPS, SIZE=SIZE, KP=KP, FEW=FEW, SPOKEN=spoken is not None, num_warps=1, enable_fp_fusion=False,
         **pdl.options(logits),
     )  # fmt: skip
     BC = triton.next_power_of_2(C)
     draw_kernel[(R,)](
-        logits, chunks, groups, sums, room, room_groups, settings, positions, *out, counts, last, lanes, ids,
+        logits, chunks, groups, sums, few_groups, few, settings, positions, *out, counts, last, lanes, ids,
         V, *strides, positions.stride(0), shift, width, C,
         BC=BC, BG=max(4 * LISTS, BC * GROUPS), LISTS=LISTS, GROUPS=GROUPS, SIZE=SIZE, FEW=FEW, K=K, KP=KP,
         SPOKEN=spoken is not None, num_warps=WARPS, enable_fp_fusion=False, **pdl.options(logits),

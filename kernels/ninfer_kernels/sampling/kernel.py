@@ -43,12 +43,13 @@ def _logits(
 
 @triton.jit
 def survey_kernel(
-    logits, settings, chunks, groups, sums, counts, lanes, ids, V, stride, stride_s, stride_c, W, C,
-    GROUPS: tl.constexpr, SIZE: tl.constexpr, SPOKEN: tl.constexpr, PDL: tl.constexpr,
+    logits, settings, chunks, groups, sums, few_groups, few, counts, lanes, ids, V, stride, stride_s, stride_c, W, C,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr, KP: tl.constexpr, FEW: tl.constexpr, SPOKEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one column, by one warp: the ranks of its best token, chunks [R, C], and of each group's, groups
     [R, C, GROUPS], int32; and its sum of exponentials beside its best at the row's temperature, sums [R, C]. A NaN
-    anywhere in the chunk makes its sum NaN."""
+    anywhere in the chunk makes its sum NaN. The first one also empties few_groups [R, 2 * KP] and few [R, 2 * FEW]."""
     begin(PDL)
     i_c = tl.program_id(0)
     i_r = tl.program_id(1).to(tl.int64)
@@ -64,6 +65,9 @@ def survey_kernel(
     t = tl.load(settings + i_r // W * stride_s + 4).to(tl.int32).to(tl.float32, bitcast=True)
     b_w = tl.where(m_v, tl.exp2((b_x - base) * (1.4426950408889634 / t)), 0.0)
     tl.store(sums + i_r * C + i_c, tl.sum(tl.sum(b_w, 1), 0))
+    if i_c == 0:
+        tl.store(few_groups + i_r * 2 * KP + tl.arange(0, 2 * KP), tl.full([2 * KP], -1, tl.int32))
+        tl.store(few + i_r * 2 * FEW + tl.arange(0, 2 * FEW), tl.full([2 * FEW], LEAST, tl.int64))
 
 
 @triton.jit
@@ -88,46 +92,42 @@ def feed_kernel(
 
 @triton.jit
 def _tokens(
-    room, count, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W,
+    few_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W,
     N: tl.constexpr, SIZE: tl.constexpr, SPOKEN: tl.constexpr,
 ):  # fmt: skip
-    """Ranks and ids [N * SIZE / 4, 4] of all tokens of the first ``count`` groups in room [N], and which there are."""
+    """Ranks and ids [N * SIZE / 4, 4] of all tokens of few_groups [N], of which -1 is none, and which there are."""
     o_q = tl.arange(0, N * SIZE // 4)
-    m_q = o_q // (SIZE // 4) < count
-    b_group = tl.load(room + o_q // (SIZE // 4), mask=m_q, other=0)
+    b_group = tl.load(few_groups + o_q // (SIZE // 4))
     o_v = (b_group * SIZE + o_q % (SIZE // 4) * 4)[:, None] + tl.arange(0, 4)[None, :]
-    m_v = m_q[:, None] & (o_v < V)
+    m_v = (b_group >= 0)[:, None] & (o_v < V)
     b_x = _logits(logits, o_v, m_v, i_r, settings, counts, lanes, ids, stride, stride_s, stride_c, W, SPOKEN)
     return rank_of(b_x), o_v, m_v & (b_x == b_x)
 
 
 @triton.jit
 def _candidates(
-    b_rank, o_g, m_g, bound, room, room_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c,
+    b_rank, o_g, m_g, bound, few_groups, few, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c,
     W, SIZE: tl.constexpr, FEW: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SPOKEN: tl.constexpr,
 ):  # fmt: skip
-    """The keys of the K best tokens, best first: [KP], given the ranks of all groups, any shape [N, 4], and a bound that K
-    tokens reach. As a rule few groups and few tokens do, and only these are put in order."""
-    n_groups = gather(o_g, m_g & (b_rank >= bound), room_groups, KP)
+    """The keys of the K best tokens, best first: [KP], of all groups, whose ranks are [N, 4], given a bound that K tokens
+    reach. As a rule few groups and few tokens do, and only these are put in order."""
+    gather(o_g, m_g & (b_rank >= bound), few_groups, KP)
     b_token, o_v, m_v = _tokens(
-        room_groups, n_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W,
-        KP, SIZE, SPOKEN,
-    )  # fmt: skip
-    n_tokens = gather(key_of(b_token, o_v), m_v & (b_token >= bound), room, FEW)
-    o_f = tl.arange(0, FEW)
-    b_few = tl.load(room + o_f, mask=o_f < n_tokens, other=LEAST)
-    if (n_groups <= KP) & (n_tokens <= FEW):
+        few_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W, KP, SIZE, SPOKEN
+    )
+    gather(key_of(b_token, o_v), m_v & (b_token >= bound), few, FEW)
+    # volatile, so that each is loaded once and not in every layout it is needed in
+    b_few = tl.load(few + tl.arange(0, FEW), volatile=True)
+    if (tl.load(few_groups + KP) < 0) & (tl.load(few + FEW) == LEAST):
         b_best = in_order(b_few, KP)
     else:
         b_key = tl.where(m_g, key_of(b_rank, o_g), LEAST)
         b_best = one_by_one(tl.reshape(b_key, [b_key.numel]), K, KP)
-        tl.store(room_groups + tl.arange(0, KP), id_in(b_best), mask=b_best != LEAST)
+        tl.store(few_groups + tl.arange(0, KP), tl.where(b_best != LEAST, id_in(b_best), -1))
         tl.debug_barrier()
-        n_groups = tl.sum((b_best != LEAST).to(tl.int32), 0)
         b_token, o_v, m_v = _tokens(
-            room_groups, n_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W,
-            KP, SIZE, SPOKEN,
-        )  # fmt: skip
+            few_groups, logits, i_r, settings, counts, lanes, ids, V, stride, stride_s, stride_c, W, KP, SIZE, SPOKEN
+        )
         b_key = tl.where(m_v, key_of(b_token, o_v), LEAST)
         b_best = one_by_one(tl.reshape(b_key, [b_key.numel]), K, KP)
     return b_best
@@ -135,7 +135,7 @@ def _candidates(
 
 @triton.jit
 def draw_kernel(
-    logits, chunks, groups, sums, room, room_groups, settings, positions, out_tokens, out_ids, out_logprobs,
+    logits, chunks, groups, sums, few_groups, few, settings, positions, out_tokens, out_ids, out_logprobs,
     counts, last, lanes, ids, V, stride, stride_s, stride_c, stride_p, shift, W, C,
     BC: tl.constexpr, BG: tl.constexpr, LISTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     FEW: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SPOKEN: tl.constexpr, PDL: tl.constexpr,
@@ -162,17 +162,17 @@ def draw_kernel(
     position = ((tl.load(positions + i_r * stride_p) + shift) & 0xFFFFFFFF).to(tl.uint64)
     u = uniform(tl.load(own).to(tl.uint64, bitcast=True), position, purpose)
     b_list = tl.max(tl.max(tl.reshape(b_rank, [BG // 4 // LISTS, LISTS, 4]), 2), 0)
-    top = value_of(tl.max(b_list, 0))
-    base = tl.where(top == float("-inf"), 0.0, top)
-    # the mass of the whole vocabulary, for log probabilities
-    mass = tl.sum(tl.where(b_peak == float("-inf"), b_sum, b_sum * tl.exp((b_peak - base) / t)), 0)
     b_best = _candidates(
-        b_rank, o_g, m_g, bound_of(b_list, K), room + i_r * FEW, room_groups + i_r * KP, logits, i_r, settings, counts,
-        lanes, ids, V, stride, stride_s, stride_c, W, SIZE, FEW, K, KP, SPOKEN,
+        b_rank, o_g, m_g, bound_of(b_list, K), few_groups + i_r * 2 * KP, few + i_r * 2 * FEW, logits, i_r, settings,
+        counts, lanes, ids, V, stride, stride_s, stride_c, W, SIZE, FEW, K, KP, SPOKEN,
     )  # fmt: skip
     m_k = (b_best != LEAST) & (o_k < K)
     b_logit = tl.where(m_k, value_of(rank_in(b_best)), float("-inf"))
     b_id = tl.where(m_k, id_in(b_best), -1)
+    top = value_of(tl.max(tl.where(m_k, rank_in(b_best), NO_RANK), 0))
+    base = tl.where(top == float("-inf"), 0.0, top)
+    # the mass of the whole vocabulary, for log probabilities
+    mass = tl.sum(tl.where(b_peak == float("-inf"), b_sum, b_sum * tl.exp((b_peak - base) / t)), 0)
     tl.store(out_logprobs + i_r * K + o_k, (b_logit - base) / t - tl.log(mass), mask=o_k < K)
     tl.store(out_ids + i_r * K + o_k, b_id, mask=o_k < K)
     b_w = tl.where(m_k & (o_k < top_k), tl.exp((b_logit - base) / t), 0.0)
