@@ -1,8 +1,11 @@
 """The draw on a GPU against its reference: on a GPU, else under the interpreter."""
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ninfer_kernels.sampling import DECODE, PREFILL, pick, support, top_candidates, uniform
 
@@ -70,6 +73,73 @@ def test_equal_logits_rank_by_id_and_zero_has_one_sign(device):
     assert found.tokens.tolist() == [0, 3000]
 
 
+def crowded(kind):
+    """Logits [9000] of which more reach what the 20th best does than 20, in fp16 so that many are equal."""
+    noise = logits_of(1, 9000, seed=3)[0].half()
+    at = torch.arange(9000)
+    return {
+        "as a rule": noise,
+        "one value": torch.full_like(noise, -1.5),
+        "three values": (noise * 0.3).round(),
+        "neighbours": torch.where((at > 4000) & (at < 4200), noise + 9, noise),
+        "ascending": (at / 9000).half(),
+        "one in each group": torch.where(at % 64 == 63, 7.0, noise),
+        "ten are finite": torch.where(at % 900 == 5, noise, float("-inf")),
+        "nothing is smaller": torch.where(at == 8999, noise, float("-inf")),
+    }[kind]
+
+
+CROWDS = [
+    "as a rule", "one value", "three values", "neighbours", "ascending", "one in each group", "ten are finite",
+    "nothing is smaller",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("few", [16, 128])
+@pytest.mark.parametrize("kind", CROWDS)
+def test_candidates_are_exact_however_many_tokens_are_as_good(kind, few, device, monkeypatch):
+    """Both ways of finding them: where few reach the bound, and one by one."""
+    from ninfer_kernels.sampling import gpu
+
+    monkeypatch.setattr(gpu, "FEW", few)
+    logits, row = crowded(kind), settings(temperature=0.8, top_p=0.9, seed=5)
+    found = gpu.draw(logits[None].to(device), [row])
+    assert found.ids[0].tolist() == top_candidates(logits[None].float(), 20).ids[0].tolist()
+    assert found.tokens.tolist() == [reference_draw(logits.float(), row)]
+
+
+@given(
+    vocab=st.integers(1, 3000), values=st.sampled_from([1, 2, 30, 10000]), masked=st.sampled_from([0.0, 0.5, 0.998]),
+    spread=st.sampled_from([0.01, 1.0, 40.0]), seed=st.integers(0, 1 << 20),
+)  # fmt: skip
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_any_logits_give_the_candidates_of_the_definition(vocab, values, masked, spread, seed):
+    from ninfer_kernels.sampling import gpu
+
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-values, values + 1, (2, vocab), generator=generator) * (spread / values)
+    logits[torch.rand(2, vocab, generator=generator) < masked] = float("-inf")
+    logits[:, seed % vocab] = 0.0
+    rows = [settings(seed=seed), settings(seed=seed, temperature=0.6, top_p=0.7, min_p=0.01)]
+    found = gpu.draw(logits.to("cuda" if torch.cuda.is_available() else "cpu"), rows)
+    kept = min(vocab, 20)
+    assert found.ids[:, :kept].tolist() == top_candidates(logits, 20).ids.tolist()
+    assert (found.ids[:, kept:] == -1).all()
+    assert found.tokens.tolist() == [reference_draw(logits[i], row) for i, row in enumerate(rows)]
+
+
+def test_a_row_has_the_same_bits_whoever_is_beside_it(device):
+    from ninfer_kernels.sampling import gpu
+
+    logits, rows = logits_of(4, 6000).to(device), [settings(seed=i, temperature=0.7) for i in range(4)]
+    together = gpu.draw(logits, rows)
+    for i, row in enumerate(rows):
+        alone = gpu.draw(logits[i : i + 1], [row])
+        assert torch.equal(alone.logprobs[0], together.logprobs[i])
+        assert torch.equal(alone.ids[0], together.ids[i])
+        assert alone.tokens[0] == together.tokens[i]
+
+
 def test_log_probabilities_are_of_the_whole_vocabulary(device):
     from ninfer_kernels.sampling import gpu
 
@@ -116,12 +186,16 @@ def penalized(logits, ids, counts, row, ahead):
     return torch.where(said > 0, out - penalty, out)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 1), (2, 4)], ids=["B1-W1", "B3-W1", "B2-W4"])
-def test_penalties_are_those_of_the_definition_to_the_bit(rows, width, device):
+@pytest.mark.parametrize(
+    ("rows", "width", "vocab"),
+    [(1, 1, 300), (3, 1, 300), (2, 4, 300), (1, 3, 6000)],
+    ids=["B1-W1-V300", "B3-W1-V300", "B2-W4-V300", "B1-W3-V6000"],
+)
+def test_penalties_are_those_of_the_definition_to_the_bit(rows, width, vocab, device):
     """vllm-53488: each row by its own lane's counts, each column by the drafts before it."""
     from ninfer_kernels.sampling import OUT, draws_in, gpu, packed
 
-    vocab, lanes = 300, 5
+    lanes = 5
     generator = torch.Generator().manual_seed(rows * width)
     own = [
         settings(presence=(0.3, -0.7, 0.0)[i % 3], frequency=(0.1, 0.0, 0.7)[i % 3], seed=i, temperature=0.9)

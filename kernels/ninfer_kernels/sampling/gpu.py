@@ -11,16 +11,17 @@ from torch import Tensor
 
 from ninfer_kernels import pdl
 
+from .draw_kernel import draw_kernel
 from .draws import DRAWN, OUT, Draws, draws_in
-from .kernel import draw_kernel, feed_kernel, survey_kernel
+from .kernel import feed_kernel, survey_kernel
 from .order import KP, K
 from .settings import NUMBERS, Settings, packed
 
 GROUPS, SIZE = 8, 64  # a chunk's groups, and tokens of a group
 CHUNK = GROUPS * SIZE  # of the vocabulary, for one warp
-LISTS = 64  # that groups are dealt to: enough that about K tokens reach what K of the lists hold
-FEW = 64  # tokens that are put in order at once
-WARPS = 16  # of a draw
+LISTS = 64  # that groups are dealt to, so that neighbours, often alike, are of different ones
+FEW = 128  # tokens that are put in order at once
+WARPS = 8  # of a draw
 
 
 class Spoken(NamedTuple):
@@ -71,8 +72,8 @@ def draw_into(
     draw_kernel[(R,)](
         logits, chunks, groups, sums, few_groups, few, settings, positions, *out, counts, last, lanes, ids,
         V, *strides, positions.stride(0), shift, width, C,
-        BC=BC, BG=max(4 * LISTS, BC * GROUPS), LISTS=LISTS, GROUPS=GROUPS, SIZE=SIZE, FEW=FEW, K=K, KP=KP,
-        SPOKEN=spoken is not None, num_warps=WARPS, enable_fp_fusion=False, **pdl.options(logits),
+        BC=BC, BG=max(LISTS, BC * GROUPS), LISTS=LISTS, GROUPS=GROUPS, SIZE=SIZE, FEW=FEW, WIDE=max(FEW, 32 * WARPS),
+        K=K, KP=KP, SPOKEN=spoken is not None, num_warps=WARPS, enable_fp_fusion=False, **pdl.options(logits),
     )  # fmt: skip
 
 
