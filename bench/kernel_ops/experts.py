@@ -10,16 +10,21 @@ from torch import Tensor
 from ninfer_kernels import moe
 from ninfer_kernels.activation.reference import swiglu
 from ninfer_kernels.linear.reference import linear
-from ninfer_kernels.moe import Experts, few_blocks, many, many_blocks
+from ninfer_kernels.moe import Experts, PackedExperts, few_blocks, many, many_blocks
+from ninfer_kernels.tiled_linear import FORMATS, TiledLinear
+from ninfer_kernels.tiled_linear.blocks import random_tiles
+from ninfer_kernels.tiled_linear.tiles import TILE_ROWS, Tiles
 
 from .case import MIXED, Case, Inputs, Result, Sizes, randn, sized
 from .matrices import tuned
 
-TESTS = "test_moe_gpu.py"
+TESTS, PACKED_TESTS = "test_moe_gpu.py", "test_moe_packed.py"
 CHECKED = (
     16  # tokens: the definition goes through the experts of each, and scores of some of very many are nearly equal
 )
 FEW = 16  # tokens up to which experts are not shared
+PACKED = (("q4_g64", "q5_g64"), ("q4_g64", "q6_g64"), ("nvfp4", "nvfp4"), ("fp8_row", "fp8_row"))
+"""Formats of gate and up, and of down, as checkpoints have them."""
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
@@ -28,6 +33,9 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     F, shared = m.moe_intermediate_size or 0, m.shared_expert_intermediate_size or 0
     for T in sizes.mixed:
         yield layer(sizes, T)
+    for formats in PACKED:
+        for T in sizes.mixed[:: 2 if formats == PACKED[0] else len(sizes.mixed)]:
+            yield packed_layer(sizes, T, *formats)
     yield chosen(sizes)
     yield added(sizes)
     inner = {"N": N, "F": F, "F_SHARED": shared, "C": C}
@@ -57,6 +65,40 @@ def layer(sizes: Sizes, T: int) -> Case:
         op="moe.sparse", shape=f"35b-a3b-T{T}", tests=TESTS, tolerance=MIXED, moved=moved,
         make=lambda generator: (randn(generator, T, N, dtype=sizes.dtype), mixture(sizes, generator)),
         run=lambda inputs: moe.sparse(*inputs, C),
+        reference=lambda inputs: moe.reference.sparse(inputs[0][:CHECKED], inputs[1], C),
+        compared=lambda inputs, result: result[:CHECKED],
+        flops=6 * T * N * (C * F + shared) if T > FEW else 0,
+    )  # fmt: skip
+
+
+def packed_layer(sizes: Sizes, T: int, first: str, second: str) -> Case:
+    """The same where experts stay as they are stored; the shared one in eight bits."""
+    m = sizes.sparse
+    E, C = m.num_experts or 0, m.num_experts_per_tok or 0
+    N, F, shared = (
+        -(-size // TILE_ROWS) * TILE_ROWS
+        for size in (m.hidden_size, m.moe_intermediate_size or 0, m.shared_expert_intermediate_size or 0)
+    )
+
+    def make(generator: torch.Generator) -> Inputs:
+        def tiles(name: str, rows: int, columns: int) -> Tiles:
+            return random_tiles(FORMATS[name], rows, columns, generator.device, generator)
+
+        router, score = (randn(generator, rows, N, dtype=torch.bfloat16, scale=N**-0.5).float() for rows in (E, 1))
+        up, down = TiledLinear(tiles("q8_g32", 2 * shared, N)), TiledLinear(tiles("q8_g32", N, shared))
+        held = PackedExperts.of(router, score, tiles(first, 2 * E * F, N), tiles(second, E * N, F), up, down, C)
+        return randn(generator, T, N, dtype=sizes.dtype), held, up, down
+
+    def moved(inputs: Inputs, result: Result) -> int:
+        """Every expert once that a token goes to."""
+        x, held, up, down = inputs
+        _, ids = moe.route(x.float() @ held.scores[:-1].t(), C)
+        each = (held.gate_up.tiles.nbytes + held.down.tiles.nbytes) // E * ids.unique().numel()
+        return each + sized((held.scores, up, down, x, result))
+
+    return Case(
+        op="moe.sparse", shape=f"35b-a3b-{first}-{second}-T{T}", tests=PACKED_TESTS, tolerance=MIXED, make=make,
+        moved=moved, run=lambda inputs: moe.sparse(*inputs[:2], C),
         reference=lambda inputs: moe.reference.sparse(inputs[0][:CHECKED], inputs[1], C),
         compared=lambda inputs, result: result[:CHECKED],
         flops=6 * T * N * (C * F + shared) if T > FEW else 0,

@@ -49,6 +49,10 @@ class Weights(Protocol):
         """The same as one matrix in the activations' dtype, decoded whatever it is stored as: for a kernel that reads
         no stored form."""
 
+    def packed(self, names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Linear | None:
+        """The same as one operation on packed bytes; None where they are of several formats, of one without such an
+        operation, or stored for a changed input."""
+
     def embedding(self, name: str, shape: Shape) -> Embedding:
         """A token table."""
 

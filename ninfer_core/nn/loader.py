@@ -94,13 +94,17 @@ class CheckpointWeights:
                 self.decoded_bytes[weight_format.name] = self.decoded_bytes.get(weight_format.name, 0) + size
         return matrix
 
+    def packed(self, names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Linear | None:
+        """One operation on the stored bytes of all ``names``, where they are of one format that has one."""
+        return self._packed_whole([pair for name, shape in _pairs(names, shapes) for pair in self._stored(name, shape)])
+
     def embedding(self, name: str, shape: Shape) -> Embedding:
         """A token table; a head tied to it is ``linear`` of the same name."""
         stored = self._stored(name, shape)
         if self.on_cpu:
             return StoredEmbedding(stored, self.runtime.dtype)
-        packed = self._packed_table(stored)
-        if packed is not None:
+        packed = self._packed_whole(stored)
+        if packed is not None and hasattr(packed, "take_rows"):
             self._tables[name] = packed
             return PackedEmbedding(packed, self.runtime.dtype)
         table = self._dense(stored, as_meant=True)
@@ -142,13 +146,12 @@ class CheckpointWeights:
         else:
             self.staging.copy(target, source)
 
-    def _packed_table(self, stored: list[Stored]) -> Linear | None:
-        """A table kept as it is stored, where its rows can be had from that."""
+    def _packed_whole(self, stored: list[Stored]) -> Linear | None:
+        """Rows of one format for an input as it is, kept as they are stored, where something does."""
         packed = self._packed(stored[0][0])
         if packed is None or any(form is not stored[0][0] or tensor.input is not None for form, tensor in stored):
             return None
-        operation = packed([tensor for _, tensor in stored])
-        return operation if hasattr(operation, "take_rows") else None
+        return packed([tensor for _, tensor in stored])
 
     def _operation(self, run: list[Stored]) -> Linear:
         """Rows of one input: the fast route of their format, or dense weights."""

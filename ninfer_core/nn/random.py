@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -35,7 +36,7 @@ class RandomWeights:
         self.dtype = torch.float32 if runtime.reference else runtime.dtype
         self.matrix_bytes = 0
         self._tables: dict[str, tuple[Linear, int]] = {}
-        self._slabs: dict[tuple[str, int, float], EncodedTensor] = {}
+        self._slabs: dict[tuple[str, int, float, int], EncodedTensor] = {}
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """fp32, about 0.1."""
@@ -61,6 +62,15 @@ class RandomWeights:
         self.matrix_bytes += matrix.nbytes
         return matrix
 
+    def packed(self, names: str | Sequence[str], shapes: Shape | Sequence[Shape]) -> Linear | None:
+        if isinstance(names, str):
+            names, shapes = (names,), (shapes,)  # type: ignore[assignment]
+        wanted: list[tuple[str, Shape]] = list(zip(names, shapes, strict=True))  # type: ignore[arg-type]
+        form = self._format(names[0])
+        if form is None or any(self._format(name) is not form for name in names):
+            return None
+        return self._packed_counted(form, wanted)
+
     def embedding(self, name: str, shape: Shape) -> Embedding:
         form = self._format(name)
         if form is not None:
@@ -79,20 +89,26 @@ class RandomWeights:
         return None if self.runtime.reference else self.formats.get(name)
 
     def _operation(self, form: WeightFormat | None, wanted: Sequence[tuple[str, Shape]]) -> Linear:
-        packed = None if form is None else self._packed(form, wanted, wanted[0][1][1] ** -0.5)
-        if packed is not None and form is not None:
-            self.matrix_bytes += sum(form.encoded_bytes(tuple(shape)) for _, shape in wanted)
+        packed = None if form is None else self._packed_counted(form, wanted)
+        if packed is not None:
             return packed
         weight = self._stack(wanted)
         self.matrix_bytes += weight.nbytes
         return DenseLinear(weight)
+
+    def _packed_counted(self, form: WeightFormat, wanted: Sequence[tuple[str, Shape]]) -> Linear | None:
+        """Matrices that keep the size of what they multiply."""
+        packed = self._packed(form, wanted, wanted[0][1][1] ** -0.5)
+        if packed is not None:
+            self.matrix_bytes += sum(form.encoded_bytes(tuple(shape)) for _, shape in wanted)
+        return packed
 
     def _packed(self, form: WeightFormat, wanted: Sequence[tuple[str, Shape]], scale: float) -> Linear | None:
         """The matrices in this format; None where nothing multiplies by it as it is stored."""
         device = self.runtime.device
         if device.type != "cpu":
             make = form.gpu_linear
-            return None if make is None else make(self._stored(form, wanted, scale), device)
+            return None if make is None else make(_sent(self._stored(form, wanted, scale), device), device)
         return None if form.cpu_linear is None else form.cpu_linear(self._stored(form, wanted, scale))
 
     def _stored(self, form: WeightFormat, wanted: Sequence[tuple[str, Shape]], scale: float) -> list[EncodedTensor]:
@@ -100,15 +116,22 @@ class RandomWeights:
         out = []
         for name, (rows, columns) in wanted:
             first = (self.seed + zlib.crc32(name.encode())) % SLAB_ROWS
-            slab = self._slab(form, columns, scale)
-            turned = form.take_rows(slab, [(first + i) % SLAB_ROWS for i in range(SLAB_ROWS)])
+            turned = self._turned(form, columns, scale, first)
             out += [turned] * (rows // SLAB_ROWS)
             if rows % SLAB_ROWS:
                 out.append(form.take_rows(turned, range(rows % SLAB_ROWS)))
         return out
 
+    def _turned(self, form: WeightFormat, columns: int, scale: float, first: int) -> EncodedTensor:
+        """The slab begun with row ``first``; there are fewer of them than a mixture has matrices."""
+        key = (form.name, columns, scale, first)
+        if key not in self._slabs:
+            rows = [(first + i) % SLAB_ROWS for i in range(SLAB_ROWS)]
+            self._slabs[key] = form.take_rows(self._slab(form, columns, scale), rows)
+        return self._slabs[key]
+
     def _slab(self, form: WeightFormat, columns: int, scale: float) -> EncodedTensor:
-        key = (form.name, columns, scale)
+        key = (form.name, columns, scale, -1)
         if key not in self._slabs:
             if form.quantize is None:
                 raise InvariantError(f"{form.name} has no encoder, so that nothing can be stored in it")
@@ -135,3 +158,9 @@ class RandomWeights:
         generator = torch.Generator(out.device).manual_seed(self.seed + zlib.crc32(name.encode()))
         if out.numel():
             out.normal_(0.0, scale, generator=generator)
+
+
+def _sent(stored: Sequence[EncodedTensor], device: torch.device) -> list[EncodedTensor]:
+    """The same on the device, what occurs several times sent once."""
+    there = {id(tensor): replace(tensor, data=tensor.data.to(device)) for tensor in stored}
+    return [there[id(tensor)] for tensor in stored]

@@ -43,6 +43,9 @@ class Copied:
     def dense(self, names: Any, shapes: Any) -> Tensor:
         return self.weights.dense(names, shapes).to(self.device, self.dtype)
 
+    def packed(self, names: Any, shapes: Any) -> Linear | None:
+        return None
+
     def embedding(self, name: str, shape: tuple[int, ...]) -> Embedding:
         table = self.weights.embedding(name, shape).table  # type: ignore[attr-defined]
         self._tables[name] = table.to(self.device, self.dtype)

@@ -20,10 +20,12 @@ pytestmark = [
 SIZES = ("--rows", "1,3", "--contexts", "70", "--widths", "1,4", "--rounds", "5", "--prompt-tokens", "100,600")
 
 
-@pytest.mark.parametrize("geometry", ["llama-8b", "27b", "35b-a3b"])
-def test_recorded_rounds_of_every_size_say_what_single_steps_say(tmp_path: Path, geometry):
+@pytest.mark.parametrize(
+    ("geometry", "weights"), [("llama-8b", "bf16"), ("27b", "bf16"), ("35b-a3b", "bf16"), ("35b-a3b", "groupwise-int")]
+)
+def test_recorded_rounds_of_every_size_say_what_single_steps_say(tmp_path: Path, geometry, weights):
     out = tmp_path / "rows.jsonl"
-    line = ("--geometry", geometry, "--layers", "4", *SIZES, "--eager", "--out", str(out))
+    line = ("--geometry", geometry, "--layers", "4", "--weights", weights, *SIZES, "--eager", "--out", str(out))
     command = [sys.executable, "-m", "ninfer_core.cli.main", "bench", *line]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr

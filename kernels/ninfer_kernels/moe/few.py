@@ -12,18 +12,18 @@ from ninfer_kernels.tuning import Blocks
 from .choose_kernel import few_choose_kernel
 from .few_blocks import CHOOSE, DOWN, GATE_UP, padded
 from .few_kernel import few_down_kernel, few_gate_up_kernel
-from .layer import Experts
+from .layer import Experts, Scores
 
 AHEAD_BYTES = 8 << 20  # of the matrix that is read after the experts; a sixth of what the cache of an H200 holds
 AHEAD_LEAST = 1 << 20
 
 
 def choose(
-    x_TN: Tensor, experts: Experts, k: int, blocks: Blocks | None = None, ahead: Tensor | None = None
+    x_TN: Tensor, experts: Scores, k: int, blocks: Blocks | None = None, ahead: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Shares fp32 and ids int32 of each token's slots, [T, k + 1]: its experts in the order of their ids, and the
     shared one. ``ahead``: a matrix that is read after the experts."""
-    (T, N), E = x_TN.shape, experts.gate_up.shape[0]
+    (T, N), E = x_TN.shape, experts.count
     blocks = blocks or CHOOSE.blocks(x_TN.device, N=N, E=E, C=k)
     # one piece of memory: ``gate_up`` writes while scores are still read, so these live as long as the shares
     first = -(-T * (k + 1) // 4) * 4

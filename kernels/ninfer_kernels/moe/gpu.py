@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import few, many
-from .layer import Experts
-
-FEW_TOKENS = 16  # as many as the dense products take (``linear.gpu``); beyond it experts are shared, and tiles pay
+from . import few, many, packed
+from .layer import FEW_TOKENS, Experts, PackedExperts
 
 
-def sparse(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) -> Tensor:
-    """``reference.sparse`` of at least one token; rows contiguous, in the experts' type."""
+def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
+    """``reference.sparse`` of at least one token; rows contiguous, in the type of dense experts."""
+    if isinstance(experts, PackedExperts):
+        return packed.mix(x_TN, experts, k, ahead)
     if x_TN.shape[0] <= FEW_TOKENS:
         return few.mix(x_TN, experts, k, ahead)
     return many.mix(x_TN, experts, k)

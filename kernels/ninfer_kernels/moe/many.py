@@ -13,7 +13,7 @@ from ninfer_kernels.activation.gpu import swiglu
 from ninfer_kernels.tuning import Blocks
 
 from .choose_kernel import carry_kernel, count_kernel, many_choose_kernel, place_kernel
-from .layer import Experts
+from .layer import Experts, Scores
 from .many_blocks import DOWN, GATE_UP, tile_rows
 from .many_kernel import many_add_kernel, many_down_kernel, many_gate_up_kernel
 
@@ -31,9 +31,9 @@ class Chosen(NamedTuple):
     firsts: Tensor  # [M] int32 places
 
 
-def choose(x_TN: Tensor, experts: Experts, k: int, tile: int) -> Chosen:
+def choose(x_TN: Tensor, experts: Scores, k: int, tile: int) -> Chosen:
     """Route and sort, without the host."""
-    T, E, device = x_TN.shape[0], experts.gate_up.shape[0], x_TN.device
+    T, E, device = x_TN.shape[0], experts.count, x_TN.device
     logits = scores(x_TN, experts)
     CP, EP = triton.next_power_of_2(k), max(16, triton.next_power_of_2(E))
     BP = max(COUNTED, CP)
@@ -60,23 +60,27 @@ def choose(x_TN: Tensor, experts: Experts, k: int, tile: int) -> Chosen:
     return out
 
 
-def scores(x_TN: Tensor, experts: Experts) -> Tensor:
+def scores(x_TN: Tensor, experts: Scores) -> Tensor:
     """fp32 [T, parts * rows]: what each part of the router says, products exact."""
-    if x_TN.dtype is torch.float32 or not x_TN.is_cuda:
+    if x_TN.dtype is torch.float32 or x_TN.dtype is not experts.score_parts.dtype or not x_TN.is_cuda:
         return torch.mm(x_TN.float(), experts.score_parts.float().t())
     return torch.mm(x_TN, experts.score_parts.t(), out_dtype=torch.float32)
 
 
 def gate_up(x_TN: Tensor, experts: Experts, chosen: Chosen, tile: int, blocks: Blocks | None = None) -> Tensor:
     """The inner row of every place, [P, F]."""
-    (E, F2, N), P, M = experts.gate_up.shape, chosen.tokens.shape[0], chosen.owners.shape[0]
+    P, F = chosen.tokens.shape[0], experts.down.shape[2]
+    h = torch.empty(P, F, dtype=x_TN.dtype, device=x_TN.device)
+    return gate_up_into(h, x_TN, experts.gate_up, chosen, tile, blocks)
+
+
+def gate_up_into(h: Tensor, x_TN: Tensor, w: Tensor, chosen: Chosen, tile: int, blocks: Blocks | None = None) -> Tensor:
+    """Those rows of h whose experts are among w [E, 2F, N]."""
+    (E, F2, N), M = w.shape, chosen.owners.shape[0]
     blocks = blocks or GATE_UP.blocks(x_TN.device, N=N, F=F2 // 2, BM=tile, bytes=x_TN.itemsize)
-    h = torch.empty(P, F2 // 2, dtype=x_TN.dtype, device=x_TN.device)
-    w = experts.gate_up
-    if blocks["DESC"]:
-        w = TensorDescriptor.from_tensor(w.view(-1, N), [blocks["BI"], blocks["BN"]])
+    stack = TensorDescriptor.from_tensor(w.view(-1, N), [blocks["BI"], blocks["BN"]]) if blocks["DESC"] else w
     many_gate_up_kernel[(M * triton.cdiv(F2 // 2, blocks["BI"]),)](
-        x_TN, w, chosen.tokens, chosen.owners, chosen.firsts, chosen.ends, h, x_TN.stride(0),
+        x_TN, stack, chosen.tokens, chosen.owners, chosen.firsts, chosen.ends, h, x_TN.stride(0),
         N=N, F=F2 // 2, E=E, BM=tile, PRECISION="ieee", **blocks,
     )  # fmt: skip
     return h
@@ -84,16 +88,21 @@ def gate_up(x_TN: Tensor, experts: Experts, chosen: Chosen, tile: int, blocks: B
 
 def down(h: Tensor, experts: Experts, chosen: Chosen, tile: int, blocks: Blocks | None = None) -> Tensor:
     """What is said to every place, [P, N]."""
-    (E, N, F), (P, _), M = experts.down.shape, h.shape, chosen.owners.shape[0]
+    said = torch.empty(len(h), experts.down.shape[1], dtype=h.dtype, device=h.device)
+    return down_into(said, h, experts.down, chosen, tile, blocks)
+
+
+def down_into(said: Tensor, h: Tensor, w: Tensor, chosen: Chosen, tile: int, blocks: Blocks | None = None) -> Tensor:
+    """Those rows of ``said`` whose experts are among w [E, N, F]."""
+    (E, N, F), M = w.shape, chosen.owners.shape[0]
     blocks = blocks or DOWN.blocks(h.device, N=N, F=F, BM=tile, bytes=h.itemsize)
-    said = torch.empty(P, N, dtype=h.dtype, device=h.device)
-    w, rows, tail_rows = experts.down, h, h
+    stack, rows, tail_rows = w, h, h
     if blocks["DESC"]:
-        w = TensorDescriptor.from_tensor(w.view(-1, F), [blocks["BN"], blocks["BI"]])
+        stack = TensorDescriptor.from_tensor(w.view(-1, F), [blocks["BN"], blocks["BI"]])
         rows = TensorDescriptor.from_tensor(h, [tile, blocks["BI"]])
         tail_rows = TensorDescriptor.from_tensor(h, [blocks["TAIL"], blocks["BI"]])
     many_down_kernel[(M * triton.cdiv(N, blocks["BN"]),)](
-        rows, tail_rows, w, chosen.owners, chosen.firsts, chosen.ends, said,
+        rows, tail_rows, stack, chosen.owners, chosen.firsts, chosen.ends, said,
         N=N, F=F, E=E, BM=tile, PRECISION="ieee", **blocks,
     )  # fmt: skip
     return said

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ninfer_kernels.activation.reference import swiglu
 from ninfer_kernels.linear.reference import linear
+from ninfer_kernels.tiled_linear.reference import decode
 
-from .layer import Experts
+from .layer import Experts, PackedExperts, PackedStack
 
 Expert = Callable[[Tensor], Tensor]  # [R, N] -> [R, N]
 
@@ -36,7 +37,7 @@ def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Exper
     return out
 
 
-def sparse(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) -> Tensor:
+def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
     """The chosen experts ``down(swiglu(gate_up(x)))`` by their shares, and the shared one by the sigmoid of its score.
 
     Scores in fp32, each product of an expert rounded to x's dtype, their sum in fp32 and rounded once. ``ahead``: the
@@ -44,7 +45,18 @@ def sparse(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) 
     """
     scores = x_TN.float() @ experts.scores.t()
     shares, ids = route(scores[:, :-1], k)
-    pairs = zip(experts.gate_up, experts.down, strict=True)
+    pairs = zip(matrices(experts.gate_up), matrices(experts.down), strict=True)
     routed = mix(x_TN, shares, ids, [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in pairs])
-    shared = linear(swiglu(linear(x_TN, experts.shared_gate_up)), experts.shared_down)
-    return (routed + torch.sigmoid(scores[:, -1:]) * shared.float()).to(x_TN.dtype)
+    return (routed + torch.sigmoid(scores[:, -1:]) * said_by_all(x_TN, experts).float()).to(x_TN.dtype)
+
+
+def matrices(stack: Tensor | PackedStack) -> Tensor:
+    """[E, rows, columns]; packed ones as the numbers their tiles hold, in fp32."""
+    return decode(stack.tiles).unflatten(0, (stack.count, -1)) if isinstance(stack, PackedStack) else stack
+
+
+def said_by_all(x_TN: Tensor, experts: Experts | PackedExperts) -> Tensor:
+    """What the shared expert says."""
+    if isinstance(experts, PackedExperts):
+        return experts.shared_down(swiglu(experts.shared_gate_up(x_TN)))
+    return linear(swiglu(linear(x_TN, experts.shared_gate_up)), experts.shared_down)

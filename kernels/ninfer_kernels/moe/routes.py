@@ -14,7 +14,7 @@ from ninfer_kernels.device import gpu_route
 from ninfer_kernels.linear import linear
 
 from . import reference
-from .layer import Experts
+from .layer import Experts, PackedExperts
 from .reference import Expert
 
 
@@ -23,8 +23,10 @@ def route(logits_TE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return reference.route(logits_TE, k)
 
 
-def sparse(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) -> Tensor:
-    """``reference.sparse``, computed in the experts' type."""
+def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
+    """``reference.sparse``, computed in the experts' type, with packed ones on a GPU in bf16."""
+    if isinstance(experts, PackedExperts):
+        return _packed(x_TN, experts, k, ahead)
     x = x_TN.to(experts.gate_up.dtype)
     gpu = gpu_route(x, __package__)
     if gpu is not None and x.shape[0] and x.stride(1) == 1:
@@ -35,6 +37,14 @@ def sparse(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) 
     routed = mix(x, *route(scores[:, :-1], k), each)
     shared = linear(swiglu(linear(x, experts.shared_gate_up)), experts.shared_down)
     return (routed + torch.sigmoid(scores[:, -1:]) * shared.float()).to(x_TN.dtype)
+
+
+def _packed(x_TN: Tensor, experts: PackedExperts, k: int, ahead: Tensor | None) -> Tensor:
+    gpu = gpu_route(x_TN, __package__)
+    if gpu is None or not x_TN.shape[0]:
+        return reference.sparse(x_TN, experts, k)
+    x = x_TN if x_TN.stride(1) == 1 else x_TN.contiguous()
+    return gpu.sparse(x, experts, k, ahead).to(x.dtype)  # type: ignore[no-any-return]
 
 
 def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Expert]) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ninfer_core.api.nn import Linear
 from ninfer_kernels import device
-from ninfer_kernels.moe import Experts
+from ninfer_kernels.moe import Experts, PackedExperts, fits
+from ninfer_kernels.tiled_linear import TiledLinear
 
 from .config import Qwen35Config
 from .parts import Kernels, Parameters
@@ -45,7 +46,7 @@ class SparseMlp:
         self.records_steps = device.launches(self.router)
         if self.records_steps:
             # one stack for all experts, which kernels read without asking the host who was chosen
-            self.stacked = self._stack(stems, p)
+            self.stacked: Experts | PackedExperts = self._packed(stems, p) or self._dense(stems, p)
             return
         self.shared = GatedMlp(SHARED + "gate", SHARED + "up", SHARED + "down", p, kernels)
         self.experts = [GatedMlp(stem + "gate", stem + "up", stem + "down", p, kernels) for stem in stems]
@@ -59,8 +60,21 @@ class SparseMlp:
         shared = self.k.activation.sigmoid_gate(self.shared(h).float(), wide @ self.shared_score.t())
         return (routed + shared).to(h.dtype)
 
-    def _stack(self, stems: Sequence[str], p: Parameters) -> Experts:
-        """All experts in one, dense whatever they are stored as."""
+    def _packed(self, stems: Sequence[str], p: Parameters) -> PackedExperts | None:
+        """All experts as they are stored; None where kernels cannot read them so."""
+        if not fits(*p.shapes[stems[0] + "down"]):
+            return None
+        gate_up = p.packed(*(stem + part for stem in stems for part in ("gate", "up")))
+        if not isinstance(gate_up, TiledLinear):
+            return None
+        down = p.packed(*(stem + "down" for stem in stems))
+        if not isinstance(down, TiledLinear):
+            return None
+        shared = p.linear(SHARED + "gate", SHARED + "up"), p.linear(SHARED + "down")
+        return PackedExperts.of(self.router, self.shared_score, gate_up.tiles, down.tiles, *shared, self.chosen)
+
+    def _dense(self, stems: Sequence[str], p: Parameters) -> Experts:
+        """All experts as numbers."""
         gate_up = p.dense(*(stem + part for stem in stems for part in ("gate", "up")))
         down = p.dense(*(stem + "down" for stem in stems))
         E, shared = len(stems), (p.dense(SHARED + "gate", SHARED + "up"), p.dense(SHARED + "down"))

@@ -44,6 +44,10 @@ class Parameters:
         """One operation over the rows of all ``names``, in order."""
         return self.weights.linear([self.prefix + name for name in names], [self.shapes[name] for name in names])
 
+    def packed(self, *names: str) -> Linear | None:
+        """The same on packed bytes, where all are stored in one format that has such an operation."""
+        return self.weights.packed([self.prefix + name for name in names], [self.shapes[name] for name in names])
+
     def dense(self, *names: str) -> Tensor:
         """The same as one matrix, decoded whatever it is stored as."""
         return self.weights.dense([self.prefix + name for name in names], [self.shapes[name] for name in names])

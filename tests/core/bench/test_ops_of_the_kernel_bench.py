@@ -98,6 +98,7 @@ def launched(monkeypatch):
     monkeypatch.setattr("ninfer_kernels.moe.many_blocks.SEARCHED_TOKENS", 20)
     monkeypatch.setattr("ninfer_kernels.moe.many_blocks.SEARCHED_EXPERTS", 4)
     monkeypatch.setattr("ninfer_kernels.moe.many_blocks.SEARCHED_CHOSEN", 2)
+    monkeypatch.setattr("ninfer_kernels.moe.packed.SOME_TOKENS", 16)
 
 
 def tensors(value):

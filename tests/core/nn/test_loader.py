@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ninfer_core.api import ArtifactError, EncodedTensor, InvariantError, WeightFormat
+from ninfer_core.api import ArtifactError, EncodedTensor, InvariantError, StoredInput, WeightFormat
 from ninfer_core.api.nn import Runtime
 from ninfer_core.nn import loader
 from ninfer_core.nn.loader import CheckpointWeights
@@ -258,6 +258,29 @@ def test_a_dense_matrix_is_decoded_even_where_its_format_could_stay_packed():
     assert (matrix.shape, matrix.dtype, matrix.device.type) == ((10, 8), torch.bfloat16, "meta")
     assert built.decoded_bytes == {"packed": 2 * A.numel(), "other": 2 * C.numel()}
     assert torch.equal(weights(Memory(a=stack((HALVES, A), (BF16, B)))).dense("a", (8, 8)), torch.cat([A, B]))
+
+
+def test_packed_is_one_operation_on_the_bytes_of_all_or_nothing():
+    """Whoever reads the bytes reads one format, of an input as it is; nothing becomes dense meanwhile."""
+    turned = replace(kept("packed", A), input=StoredInput(columns=torch.arange(8).flip(0)))
+    parts = {"a": [kept("packed", A)], "b": [kept("packed", B)], "c": [kept("other", C)], "d": [turned]}
+    parts["e"] = list(stack((BF16, B)))
+    shapes = {"a": (3, 8), "b": (5, 8), "c": (2, 8), "d": (3, 8), "e": (5, 8)}
+
+    def packed(*names, **changed):
+        built = off_the_cpu(Memory(**parts), **changed)
+        found = built.packed(list(names), [shapes[name] for name in names])
+        assert built.decoded_bytes == {}
+        return found
+
+    operation = packed("a", "b")
+    assert isinstance(operation, OnDevice)
+    assert operation.stacked == 2
+    assert isinstance(off_the_cpu(Memory(**parts)).packed("a", (3, 8)), OnDevice)
+    for names in (("a", "c"), ("a", "d"), ("a", "e"), ("e",)):
+        assert packed(*names) is None, names
+    assert packed("a", "b", reference=True) is None
+    assert packed("a", "b", gpu_linear=lambda tensors, device: None) is None
 
 
 def test_a_route_that_cannot_run_there_leaves_dense_weights():

@@ -1,5 +1,7 @@
 """Random weights that lie as a stored format has them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -54,6 +56,31 @@ def test_formats_of_one_stack_may_differ():
     assert isinstance(linear.operations[-1], DenseLinear)
     alone = weights({"c": Q5}).linear("c", (64, 128))
     assert torch.equal(dense(linear, 128)[128:192], dense(alone, 128))
+
+
+def test_what_is_to_stay_packed_is_of_one_format_or_nothing():
+    formats = {"a": Q4, "b": Q4, "c": Q5}
+    built = weights(formats)
+    packed = built.packed(["a", "b"], [(64, 128), (300, 128)])
+    assert torch.equal(dense(packed, 128), dense(weights(formats).linear(["a", "b"], [(64, 128), (300, 128)]), 128))
+    assert built.matrix_bytes == Q4.encoded_bytes((64, 128)) + Q4.encoded_bytes((300, 128))
+    assert weights(formats).packed("a", (64, 128)).rows == 64
+    for names in (["a", "c"], ["a", "d"], ["d"]):
+        assert weights(formats).packed(names, [(64, 128)] * len(names)) is None
+    assert weights(formats, reference=True).packed(["a", "b"], [(64, 128)] * 2) is None
+
+
+def test_a_device_gets_each_slab_of_a_matrix_once():
+    """However often it is repeated."""
+    asked = []
+    made = replace(Q4, gpu_linear=lambda tensors, device: asked.append((tensors, device)))
+    runtime = Runtime(device=torch.device("meta"), dtype=torch.bfloat16, reference=False, max_context=64, options={})
+    RandomWeights(runtime, formats={"a": made}).packed("a", (3 * SLAB_ROWS + 7, 128))
+    ((tensors, device),) = asked
+    assert device.type == "meta"
+    assert [tensor.shape[0] for tensor in tensors] == [SLAB_ROWS] * 3 + [7]
+    assert len({id(tensor) for tensor in tensors}) == 2
+    assert {tensor.data.device.type for tensor in tensors} == {"meta"}
 
 
 def test_nvfp4_holds_whole_tiles_of_rows():
