@@ -87,6 +87,7 @@ class Sequences:
             raise StartupError(f"{len(prompt)} tokens of context do not fit; raise --kv-capacity or lower --contexts")
         for source, handle in lane.drafting:
             source.finish(handle)
+        lane.drafting = []  # drafts are those of ``restore``
         return lane
 
     def _prefill(self, lane: Lane) -> None:

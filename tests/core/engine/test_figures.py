@@ -125,7 +125,7 @@ def test_a_lease_the_pool_cannot_extend_ends_the_answer_with_its_limit(tmp_path)
     driver.check_at_rest()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(limits=st.lists(st.integers(1, 900), min_size=1, max_size=5), window=st.sampled_from([64, 200, 512]))
 def test_any_mix_of_leases_keeps_the_pages_and_every_token(limits, window, tmp_path_factory):
     driver = lease_engine(tmp_path_factory.mktemp("lease"), "--max-concurrency", "3", context="1024")
