@@ -2,8 +2,6 @@
 
 A decode round is a chain of some hundred short kernels, and the gaps between them add up. Every kernel launched with
 ``options`` calls ``begin`` first, on every path: one that ended without waiting would let its successor run too early.
-What a kernel reads of weights it may ask for before (``fetch``), so that memory is busy while it waits.
-
 Launches that need nothing of each other may run side by side (``turns``, ``begin_in_turn``, ``end_in_turn``).
 """
 
@@ -62,20 +60,6 @@ def end_in_turn(TURN: tl.constexpr, PDL: tl.constexpr):
     """The last call of a kernel that calls ``begin_in_turn``: whoever waits for it waits for all before it."""
     if PDL and TURN == _AT_ONCE:
         gdc_wait()
-
-
-@triton.jit
-def fetch(pointers, count):
-    """Ask for ``count`` bytes from each pointer on, both multiples of 16, to be brought into the second-level cache:
-    a hint, right at any time. Needs a kernel with PDL."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), count],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 def options(x: Tensor) -> dict[str, Any]:

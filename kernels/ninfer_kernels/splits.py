@@ -23,10 +23,10 @@ def comes_last(ticket, programs):
 
 
 @triton.jit
-def added_up(parts, step, programs, mask):
+def added_up(parts, step, programs: tl.constexpr, mask):
     """The parts of all programs, ``step`` apart, from the first to the last. parts: pointers to the first one's."""
-    # past the first-level cache, which knows nothing of other programs
+    # past the first-level cache, which knows nothing of other programs; all on their way at once
     b_sum = tl.load(parts, mask=mask, other=0.0, cache_modifier=".cg")
-    for i in range(1, programs):
+    for i in tl.static_range(1, programs):
         b_sum += tl.load(parts + i * step, mask=mask, other=0.0, cache_modifier=".cg")
     return b_sum

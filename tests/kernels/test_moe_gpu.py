@@ -117,16 +117,6 @@ def test_the_mixture_equals_its_definition(shape, T, way, dtype):
     torch.testing.assert_close(got.cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("nbytes", [0, 16, (1 << 20) + 48, 9 << 20])
-def test_what_is_asked_for_ahead_changes_nothing(nbytes):
-    """A matrix of any size, or a part of one that does not begin where the cache's lines do."""
-    held, x = experts(SHAPES[3], torch.float32), tokens(1, 32, seed=5).to(ON)
-    ahead = torch.randn(nbytes // 4 + 1, device=ON)
-    expected = few.mix(x, held, 8)
-    assert torch.equal(few.mix(x, held, 8, ahead[: nbytes // 4]), expected)
-    assert torch.equal(few.mix(x, held, 8, ahead[1:]), expected)
-
-
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_a_token_has_the_same_bits_alone_and_beside_others(dtype):
     held, x = experts(SHAPES[1], dtype), tokens(BESIDE, 64, seed=7, dtype=dtype).to(ON)

@@ -68,21 +68,36 @@ def in_registers(of):
 CODES = [random.Random(seed).choices(range(256), k=8) for seed in range(60)] + [[0] * 8, [255] * 8, [0x7F, 0x80] * 4]
 
 
-@pytest.mark.parametrize(
-    ("texts", "bits"),
-    [([assembly.NIBBLES], 0), (assembly.FIVES.value, 1), (assembly.SIXES.value, 2)],
-    ids=["q4", "q5", "q6"],
-)
-def test_nibbles_with_the_bits_above_them(texts, bits):
-    for low, high in ((codes[:4], codes[4:]) for codes in CODES):
+def test_nibbles():
+    for codes in CODES:
+
+        def meant(byte, half, codes=codes):
+            return (codes[byte] >> 4 * half & 15) - 8
+
+        assert carry_out(assembly.NIBBLES, [word(codes[:4])], 4) == in_registers(meant)
+
+
+NUMBERS = [random.Random(seed).choices(range(64), k=8) for seed in range(60)] + [[0] * 8, [63] * 8]
+
+
+@pytest.mark.parametrize("bits", [5, 6])
+def test_numbers_in_halves(bits):
+    """Of a group's four numbers in each half, beside anything the other groups have in the same word of ``more``."""
+    texts = {5: assembly.FIVES, 6: assembly.SIXES}[bits].value
+    for numbers in NUMBERS:
+        halves = [[number & (1 << bits) - 1 for number in numbers[4 * h : 4 * h + 4]] for h in (0, 1)]
+        codes = 0
+        for h, (a, b, c, d) in enumerate(halves):
+            last = d >> 4 << 15 if bits == 5 else 0
+            codes |= (a | b << bits | (c if bits == 5 else c >> 2) << 2 * bits | last) << 16 * h
         for group, text in enumerate(texts):
-
-            def meant(byte, half, low=low, high=high, group=group):
-                above = high[byte] >> (2 * group + half) * bits & (1 << bits) - 1
-                return (low[byte] >> 4 * half & 15 | above << 4) - (8 << bits)
-
-            sources = [word(low)] if not bits else [word(low), word(high)]
-            assert carry_out(text, sources, 4) == in_registers(meant)
+            more, own = random.Random(group).getrandbits(32), 4 if bits == 5 else 8
+            for h, (_, _, c, d) in enumerate(halves):
+                left = d & 15 if bits == 5 else d | (c & 3) << 6
+                at = 16 * h + own * group
+                more = more & ~(((1 << own) - 1) << at) | left << at
+            expected = [[halves[h][i] - (1 << bits - 1) for h in (0, 1)] for i in (0, 2, 1, 3)]
+            assert carry_out(text, [codes, more], 4) == expected
 
 
 def test_bytes_in_twos_complement():

@@ -348,15 +348,6 @@ def test_a_recorded_round_draws_from_what_the_head_gave(family, device):
         assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)
 
 
-def test_experts_know_the_matrix_that_is_read_after_them():
-    runtime = Runtime(device=CPU, dtype=torch.float32, reference=False, max_context=64, options={})
-    with kernels():
-        model = FAMILIES["qwen35-moe"].model(RandomWeights(runtime), runtime)
-    after = [*(block.mixer.project for block in model.blocks[1:]), model.head]
-    for block, operation in zip(model.blocks, after, strict=True):
-        assert block.ffn.ahead is operation.weight
-
-
 @pytest.mark.parametrize("stacked", [True, False])
 def test_experts_are_recorded_where_they_lie_in_stacks(stacked):
     """Those that the host calls one by one cannot be."""

@@ -17,7 +17,6 @@ from .tickets import LEAST_OUTPUTS, tickets
 FEW_ROWS = 16  # the narrowest tile of every tensor core; beyond it the vendor's library is as fast
 NARROW = 8  # rows of a tile where warps share out the inputs
 SEARCHED_OUTPUTS = 1 << 16  # of a taller matrix a search multiplies this many rows
-ROW_BYTES = 1024  # of a row of the matrix, asked for before the input is complete
 SPLIT_OUTPUTS = 1 << 14  # a taller matrix keeps every multiprocessor busy as it is
 SPLIT_CANDIDATES = (
     *((SPLITS, 1, 64, 128, 4, 4) for SPLITS in (2, 3, 4, 6, 8)),
@@ -69,16 +68,10 @@ def launch(x: Tensor, weight: Tensor, blocks: Blocks, out: Tensor | None = None)
     turn = turns.turn(sums)
     few_rows_kernel[grid](
         x, weight, out, sums, own, T, N, K, x.stride(0), out.stride(0),
-        BT=BT, FETCHED=fetched(weight), TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
+        BT=BT, TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
         **blocks, **pdl.options(x),
     )  # fmt: skip
     return out
-
-
-def fetched(weight: Tensor) -> int:
-    """Bytes of each row that are asked for while a program waits; 0 where rows do not begin at multiples of 16."""
-    aligned = weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
-    return ROW_BYTES if aligned else 0
 
 
 def few_rows_default(shape: Shape, facts: Facts) -> Blocks:

@@ -6,7 +6,7 @@ Legend: T rows of activations, N outputs, K inputs.
 import triton
 import triton.language as tl
 
-from ninfer_kernels.pdl import begin_in_turn, end_in_turn, fetch
+from ninfer_kernels.pdl import begin_in_turn, end_in_turn
 from ninfer_kernels.splits import added_up, comes_last
 
 
@@ -50,11 +50,11 @@ def products_of_groups(
 @triton.jit
 def few_rows_kernel(
     x, w, y, sums, tickets, T, N, K, stride_x, stride_y, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUPS: tl.constexpr, SPLITS: tl.constexpr, FETCHED: tl.constexpr, TURN: tl.constexpr, CACHE: tl.constexpr,
+    GROUPS: tl.constexpr, SPLITS: tl.constexpr, TURN: tl.constexpr, CACHE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """x: [T, K], rows ``stride_x`` apart, T <= BT; w: [N, K]; y: [T, N], rows ``stride_y`` apart. BN outputs of all
-    rows on the tensor cores. FETCHED bytes of each row of w are asked for before the wait. CACHE: how x is read.
+    rows on the tensor cores. CACHE: how x is read.
 
     GROUPS neighbouring pieces of BK inputs are summed side by side, each by warps of its own, and added up at the end:
     a program then needs few outputs to be fast, so that matrices of few outputs still fill the GPU.
@@ -71,9 +71,6 @@ def few_rows_kernel(
         share = tl.cdiv(tl.cdiv(K, GROUPS * BK), SPLITS) * (GROUPS * BK)
         first = tl.program_id(1) * share
         last = tl.minimum(first + share, K)
-    if FETCHED > 0 and PDL:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
-        if first < last:
-            fetch(w + tl.minimum(o_n, N - 1) * K + first, tl.minimum(FETCHED, (last - first) * 2))
     begin_in_turn(TURN, PDL)
     if GROUPS == 1:
         b_y = products(x, w, first, last, o_n, m_n, o_t, m_t, K, stride_x, BT, BN, BK, CACHE)

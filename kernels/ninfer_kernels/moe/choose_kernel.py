@@ -7,39 +7,38 @@ then the one that all share, whose id is E.
 import triton
 import triton.language as tl
 
-from ninfer_kernels.pdl import fetch
-
 from .few_kernel import wait_then_let_in
 
 
 @triton.jit
-def chosen(b_logits, E: tl.constexpr, C: tl.constexpr, EP: tl.constexpr):
-    """[BT, EP] logits, -inf beyond E -> the probabilities of all and which C are the largest; of equal ones the lower
-    id."""
-    o_e = tl.arange(0, EP)[None, :]
+def chosen(b_logits, E: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EP: tl.constexpr):
+    """[BT, EP] logits, -inf beyond E -> ids and probabilities of the C largest, [BT, CP], from the largest on; of equal
+    ones the lower id comes first. Ids beyond C are EP."""
+    o_e, o_c = tl.arange(0, EP)[None, :], tl.arange(0, CP)[None, :]
     b_p = tl.exp(b_logits - tl.max(b_logits, 1)[:, None])
     b_p = b_p / tl.sum(b_p, 1)[:, None]
     # as whole numbers, which have the same order; what is no number is as good as any: C experts that exist are chosen
     b_left = tl.where(o_e < E, b_p.to(tl.int32, bitcast=True) & 0x7FFFFFFF, -1)
-    b_taken = b_left < -1
-    for _ in tl.static_range(C):
-        b_most = b_left == tl.max(b_left, 1)[:, None]
-        b_here = o_e == tl.min(tl.where(b_most, o_e, EP), 1)[:, None]
-        b_taken = b_taken | b_here
-        b_left = tl.where(b_here, -1, b_left)
-    return b_p, b_taken
+    b_ids = tl.zeros([b_p.shape[0], CP], tl.int32) + EP
+    b_most = tl.zeros([b_p.shape[0], CP], tl.int32)
+    for c in tl.static_range(C):
+        most = tl.max(b_left, 1)[:, None]
+        e = tl.min(tl.where(b_left == most, o_e, EP), 1)[:, None]
+        b_ids, b_most = tl.where(o_c == c, e, b_ids), tl.where(o_c == c, most, b_most)
+        b_left = tl.where(o_e == e, -1, b_left)
+    return b_ids, b_most.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def keep(
-    b_p, b_taken, b_score, shares, ids, o_t, m_t, E: tl.constexpr, C: tl.constexpr, EP: tl.constexpr
+    b_ids, b_p, b_score, shares, ids, o_t, m_t, E: tl.constexpr, C: tl.constexpr, CP: tl.constexpr
 ):  # fmt: skip
     """Slots of the tokens ``o_t``: shares and ids, [T, S]."""
-    o_e = tl.arange(0, EP)[None, :]
-    o_s = o_t[:, None] * (C + 1) + tl.cumsum(b_taken.to(tl.int32), 1) - 1
-    whole = tl.sum(tl.where(b_taken, b_p, 0.0), 1)
-    tl.store(shares + o_s, b_p / whole[:, None], mask=b_taken & m_t[:, None])
-    tl.store(ids + o_s, tl.broadcast_to(o_e, b_p.shape), mask=b_taken & m_t[:, None])
+    m = m_t[:, None] & (tl.arange(0, CP)[None, :] < C)
+    # experts stand in the order of their ids
+    o_s = tl.sum((b_ids[:, None, :] < b_ids[:, :, None]).to(tl.int32), 2) + o_t[:, None] * (C + 1)
+    tl.store(shares + o_s, b_p / tl.sum(b_p, 1)[:, None], mask=m)
+    tl.store(ids + o_s, b_ids, mask=m)
     o_last = o_t * (C + 1) + C
     tl.store(shares + o_last, 1.0 / (1.0 + tl.exp(-b_score)), mask=m_t)
     tl.store(ids + o_last, tl.full(o_last.shape, E, tl.int32), mask=m_t)
@@ -47,19 +46,14 @@ def keep(
 
 @triton.jit
 def few_choose_kernel(
-    x, scores, logits, arrived, shares, ids, ahead, stride_x, N: tl.constexpr,
-    E: tl.constexpr, C: tl.constexpr, EP: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-    FETCHED: tl.constexpr, PDL: tl.constexpr,
+    x, scores, logits, arrived, shares, ids, stride_x, N: tl.constexpr,
+    E: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EP: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """BE scores of a token; the program that comes last chooses for it. x: [T, N]; scores: [E + 1, N] fp32, the shared
-    expert's last; logits: [T, E + 1]; arrived: 0 of each token, and again at the end. Memory has little else to do
-    meanwhile: FETCHED bytes of ``ahead``, which is read after the experts, are asked for by the programs there are."""
+    expert's last; logits: [T, E + 1]; arrived: 0 of each token, and again at the end."""
     PROGRAMS: tl.constexpr = (E + BE) // BE
     i_t = tl.program_id(1)
-    if FETCHED > 0 and PDL:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
-        if i_t == 0:
-            EACH: tl.constexpr = FETCHED // PROGRAMS // 512 * 16
-            fetch(ahead.to(tl.int64) + (tl.program_id(0) * 32 + tl.arange(0, 32)) * EACH, EACH)
     o_e = tl.program_id(0) * BE + tl.arange(0, BE)
     o_n = tl.arange(0, BN)
     m_e, m_n = o_e <= E, o_n < N
@@ -75,14 +69,14 @@ def few_choose_kernel(
         o_t = i_t + tl.arange(0, 1)
         b_all = tl.load(at + o_a, mask=o_a < E, other=float("-inf"), cache_modifier=".cg")
         b_score = tl.load(logits + o_t * (E + 1) + E, cache_modifier=".cg")
-        b_p, b_taken = chosen(b_all, E, C, EP)
-        keep(b_p, b_taken, b_score, shares, ids, o_t, o_t >= 0, E, C, EP)
+        b_ids, b_p = chosen(b_all, E, C, CP, EP)
+        keep(b_ids, b_p, b_score, shares, ids, o_t, o_t >= 0, E, C, CP)
 
 
 @triton.jit
 def many_choose_kernel(
     logits, shares, ids, stride_part, T,
-    E: tl.constexpr, C: tl.constexpr, EP: tl.constexpr, PARTS: tl.constexpr, BT: tl.constexpr,
+    E: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EP: tl.constexpr, PARTS: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     """BT tokens choose. logits: [T, PARTS, stride_part], which add up."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
@@ -95,8 +89,8 @@ def many_choose_kernel(
     for part in tl.static_range(1, PARTS):
         b_logits += tl.load(logits + row[:, None] + part * stride_part + o_e[None, :], mask=m_e, other=0.0)
         b_score += tl.load(logits + row + part * stride_part + E)
-    b_p, b_taken = chosen(b_logits, E, C, EP)
-    keep(b_p, b_taken, b_score, shares, ids, o_t, m_t, E, C, EP)
+    b_ids, b_p = chosen(b_logits, E, C, CP, EP)
+    keep(b_ids, b_p, b_score, shares, ids, o_t, m_t, E, C, CP)
 
 
 @triton.jit

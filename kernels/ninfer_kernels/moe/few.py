@@ -14,15 +14,10 @@ from .few_blocks import CHOOSE, DOWN, GATE_UP, padded
 from .few_kernel import few_down_kernel, few_gate_up_kernel
 from .layer import Experts, Scores
 
-AHEAD_BYTES = 8 << 20  # of the matrix that is read after the experts; a sixth of what the cache of an H200 holds
-AHEAD_LEAST = 1 << 20
 
-
-def choose(
-    x_TN: Tensor, experts: Scores, k: int, blocks: Blocks | None = None, ahead: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def choose(x_TN: Tensor, experts: Scores, k: int, blocks: Blocks | None = None) -> tuple[Tensor, Tensor]:
     """Shares fp32 and ids int32 of each token's slots, [T, k + 1]: its experts in the order of their ids, and the
-    shared one. ``ahead``: a matrix that is read after the experts."""
+    shared one."""
     (T, N), E = x_TN.shape, experts.count
     blocks = blocks or CHOOSE.blocks(x_TN.device, N=N, E=E, C=k)
     # one piece of memory: ``gate_up`` writes while scores are still read, so these live as long as the shares
@@ -31,9 +26,8 @@ def choose(
     shares, logits = held[: T * (k + 1)].view(T, k + 1), held[first:]
     ids = torch.empty(T, k + 1, dtype=torch.int32, device=x_TN.device)
     few_choose_kernel[(triton.cdiv(E + 1, blocks["BE"]), T)](
-        x_TN, experts.scores, logits, experts.arrived, shares, ids, ahead, x_TN.stride(0),
-        N=N, E=E, C=k, EP=padded(E), BN=padded(N), FETCHED=asked_ahead(ahead),
-        **blocks, **pdl.options(x_TN),
+        x_TN, experts.scores, logits, experts.arrived, shares, ids, x_TN.stride(0),
+        N=N, E=E, C=k, CP=triton.next_power_of_2(k), EP=padded(E), BN=padded(N), **blocks, **pdl.options(x_TN),
     )  # fmt: skip
     return shares, ids
 
@@ -45,9 +39,9 @@ def gate_up(x_TN: Tensor, experts: Experts, ids: Tensor, blocks: Blocks | None =
     h = torch.empty(T * S, max(F, shared), dtype=x_TN.dtype, device=x_TN.device)
     programs = triton.cdiv(shared, blocks["BI"]) + triton.cdiv(F, blocks["BI"]) * (S - 1)
     few_gate_up_kernel[(T * programs,)](
-        x_TN, experts.gate_up, experts.shared_gate_up, experts.down, experts.shared_down, ids, h,
+        x_TN, experts.gate_up, experts.shared_gate_up, ids, h,
         x_TN.stride(0), h.shape[1], T, N=N, F=F, F_SHARED=shared, C=S - 1, POLICY=policy(T),
-        FETCHED=fetched(experts, blocks["BI"]), **blocks, **pdl.options(x_TN),
+        **blocks, **pdl.options(x_TN),
     )  # fmt: skip
     return h
 
@@ -65,21 +59,6 @@ def down(h: Tensor, experts: Experts, shares: Tensor, ids: Tensor, blocks: Block
     return y
 
 
-def asked_ahead(ahead: Tensor | None) -> int:
-    """Bytes of a matrix that are asked for before it is multiplied by."""
-    if ahead is None or not ahead.is_contiguous() or ahead.data_ptr() % 16 or ahead.nbytes < AHEAD_LEAST:
-        return 0
-    return min(ahead.nbytes, AHEAD_BYTES)
-
-
-def fetched(experts: Experts, rows: int) -> int:
-    """Bytes of ``down`` that a program of ``gate_up`` with so many inner elements asks for: together all of a slot's
-    matrix. 0 where they are not 64 pieces of whole 16 bytes."""
-    size = experts.down.shape[1] * rows * experts.down.itemsize
-    whole = all(width % rows == 0 for width in inner(experts))
-    return size if size % 1024 == 0 and whole and experts.down.is_contiguous() else 0
-
-
 def policy(T: int) -> str:
     """One token's experts are read once, and leave the cache to what is read again."""
     return "evict_first" if T == 1 else ""
@@ -90,7 +69,7 @@ def inner(experts: Experts) -> tuple[int, int]:
     return experts.down.shape[2], experts.shared_down.shape[1]
 
 
-def mix(x_TN: Tensor, experts: Experts, k: int, ahead: Tensor | None = None) -> Tensor:
+def mix(x_TN: Tensor, experts: Experts, k: int) -> Tensor:
     """``reference.sparse`` for a few tokens; a token's bits do not depend on how many there are."""
-    shares, ids = choose(x_TN, experts, k, ahead=ahead)
+    shares, ids = choose(x_TN, experts, k)
     return down(gate_up(x_TN, experts, ids), experts, shares, ids)

@@ -41,7 +41,7 @@ def gate_up_default(shape: Shape, facts: Facts) -> Blocks:
 
 
 def gate_up_h200(shape: Shape, facts: Facts) -> Blocks:
-    return _gate_up(shape, 1, 2)
+    return _gate_up(shape, 2, 4)
 
 
 def gate_up_candidates(shape: Shape, facts: Facts) -> Iterator[Blocks]:

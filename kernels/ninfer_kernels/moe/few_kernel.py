@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ninfer_kernels.pdl import begin, fetch
+from ninfer_kernels.pdl import begin
 
 
 @triton.jit
@@ -34,13 +34,12 @@ def gated(b_g, b_u, like):
 
 @triton.jit
 def few_gate_up_kernel(
-    x, w, w_shared, down, down_shared, ids, h, stride_x, stride_h, T,
+    x, w, w_shared, ids, h, stride_x, stride_h, T,
     N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr, C: tl.constexpr, BI: tl.constexpr, BN: tl.constexpr,
-    FETCHED: tl.constexpr, POLICY: tl.constexpr, PDL: tl.constexpr,
+    POLICY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BI inner elements of a slot. x: [T, N]; w: [E, 2F, N]; h: [T * S, stride_h]. The shared expert's programs come
-    first: x was complete before the launch before let this one in, so they run while experts are being chosen. With
-    FETCHED bytes of each program, the matrices the next launch reads, down: [E, N, F], are on their way when it comes.
+    first: x was complete before the launch before let this one in, so they run while experts are being chosen.
     POLICY: what the cache does with what is read here."""
     i_p = tl.program_id(0)
     early = T * ((F_SHARED + BI - 1) // BI)
@@ -68,10 +67,6 @@ def few_gate_up_kernel(
         else:
             b_x = tl.load(x + i_t * stride_x + o_n, mask=o_n < N, other=0.0)
         b_acc += b_w.to(tl.float32) * b_x.to(tl.float32)
-    if FETCHED > 0 and PDL:
-        # this program's share of its expert's matrix, in 64 pieces
-        next_w = tl.where(is_shared, down_shared, down + e.to(tl.int64) * (N * F)).to(tl.int64)
-        fetch(next_w + i_i * FETCHED + tl.arange(0, 64) * (FETCHED // 64), FETCHED // 64)
     b_g, b_u = tl.split(tl.trans(tl.sum(b_acc, 2)))
     tl.store(h + (i_t * (C + 1) + i_c) * stride_h + o_i, gated(b_g, b_u, h), mask=m_i)
     if is_shared:

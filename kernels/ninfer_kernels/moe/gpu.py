@@ -8,10 +8,10 @@ from . import few, many, packed
 from .layer import FEW_TOKENS, Experts, PackedExperts
 
 
-def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
+def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int) -> Tensor:
     """``reference.sparse`` of at least one token; rows contiguous, in the type of dense experts."""
     if isinstance(experts, PackedExperts):
-        return packed.mix(x_TN, experts, k, ahead)
+        return packed.mix(x_TN, experts, k)
     if x_TN.shape[0] <= FEW_TOKENS:
-        return few.mix(x_TN, experts, k, ahead)
+        return few.mix(x_TN, experts, k)
     return many.mix(x_TN, experts, k)

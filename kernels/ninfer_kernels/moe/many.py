@@ -48,7 +48,7 @@ def choose(x_TN: Tensor, experts: Scores, k: int, tile: int) -> Chosen:
     # a warp for two tokens: all that is said among the scores of one stays within it
     many_choose_kernel[(triton.cdiv(T, 2),)](
         logits, shares, ids, logits.shape[1] // experts.parts, T,
-        E=E, C=k, EP=EP, PARTS=experts.parts, BT=2, num_warps=1,
+        E=E, C=k, CP=CP, EP=EP, PARTS=experts.parts, BT=2, num_warps=1,
     )  # fmt: skip
     count_kernel[(blocks,)](ids, counts, T, E=E, C=k, CP=CP, EP=EP, BP=BP, num_warps=4)
     carry_kernel[(triton.cdiv(E, 8),)](counts, totals, blocks, E=E, BB=512, BE=8, num_warps=4)

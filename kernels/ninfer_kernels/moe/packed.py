@@ -63,7 +63,7 @@ def gate_up(
     packed_gate_up_kernel[(across, splits, T * (C + 1))](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, h, sums, experts.tickets, shared, h_shared,
         x.stride(0), T, tiles.chunks, triton.cdiv(tiles.chunks, splits),
-        N=N, F=F, F_SHARED=shared_width, C=C, SIDES=blocks["sides"], WHOLE=N % CHUNK == 0, STAGES=blocks["num_stages"],
+        N=N, F=F, F_SHARED=shared_width, C=C, SPLITS=splits, SIDES=blocks["sides"], WHOLE=N % CHUNK == 0, STAGES=blocks["num_stages"],
         PIECE=triton.next_power_of_2(triton.cdiv(shared_width, across * splits)), num_warps=blocks["num_warps"],
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip
@@ -89,26 +89,26 @@ def down(
     return y
 
 
-def mix_few(x: Tensor, experts: PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
+def mix_few(x: Tensor, experts: PackedExperts, k: int) -> Tensor:
     """FEW_TOKENS at most."""
     read = as_read(x)
     with beside(experts.shared_gate_up):
         turns.turn()  # choosing lets the next launch in when its input is complete, as the first of several does
-        shares, ids = few.choose(x, experts, k, ahead=ahead)
+        shares, ids = few.choose(x, experts, k)
         shared = experts.shared_gate_up(read)
     h, h_shared = gate_up(read, experts, ids, shared)
     with beside(experts.shared_down):
         return down(h, experts, shares, ids, experts.shared_down(h_shared))
 
 
-def mix(x: Tensor, experts: PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
+def mix(x: Tensor, experts: PackedExperts, k: int) -> Tensor:
     """``reference.sparse`` for any number of tokens, in the products' type; up to SOME_TOKENS one has the bits it has
     alone."""
     if len(x) > SOME_TOKENS:
         return mix_many(x, experts, k)
     if len(x) <= FEW_TOKENS:
-        return mix_few(x, experts, k, ahead)
-    return torch.cat([mix_few(some, experts, k, ahead) for some in x.split(FEW_TOKENS)])
+        return mix_few(x, experts, k)
+    return torch.cat([mix_few(some, experts, k) for some in x.split(FEW_TOKENS)])
 
 
 def beside(operation: object) -> AbstractContextManager[object]:

@@ -50,21 +50,21 @@ def packed_gate_up_kernel(
     N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr, C: tl.constexpr,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
     MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, FACTORS: tl.constexpr, ASM: tl.constexpr,
-    SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of a pair's gate or up over ``per_split`` chunks. x: [T, N]; ids: [T, S]; h: [T * C, F].
 
     The programs of both tiles that make the same inner elements leave their sums in ``sums`` [T * C, F / TILE, 2,
-    splits, TILE] fp32; the last to come, as ``tickets`` [T * C, F / TILE] tells, adds them up and has the inner
+    SPLITS, TILE] fp32; the last to come, as ``tickets`` [T * C, F / TILE] tells, adds them up and has the inner
     elements. After the pairs come T more: SwiGLU of the shared expert, PIECE elements a program. shared: [T, 2
     F_SHARED]; h_shared: [T, F_SHARED].
     """
     begin(PDL)
     TILES: tl.constexpr = F // TILE
     i_n, i_s, i_p = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    splits = tl.num_programs(1)
     if i_p >= T * C:
-        o_i = (i_n * splits + i_s) * PIECE + tl.arange(0, PIECE)
+        o_i = (i_n * SPLITS + i_s) * PIECE + tl.arange(0, PIECE)
         m_i = o_i < F_SHARED
         at = shared + (i_p - T * C) * (2 * F_SHARED) + o_i
         b_g, b_u = tl.load(at, mask=m_i, other=0.0), tl.load(at + F_SHARED, mask=m_i, other=0.0)
@@ -80,11 +80,11 @@ def packed_gate_up_kernel(
             UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, SIDES, WHOLE, STAGES, "",
         )  # fmt: skip
         o_r = tl.arange(0, TILE)
-        p_sums = sums + (i_p * TILES + i_i) * (2 * splits * TILE) + o_r
-        tl.store(p_sums + (i_h * splits + i_s) * TILE, b_sum)
-        if comes_last(tickets + i_p * TILES + i_i, 2 * splits):
-            b_g = added_up(p_sums, TILE, splits, o_r < TILE)
-            b_u = added_up(p_sums + splits * TILE, TILE, splits, o_r < TILE)
+        p_sums = sums + (i_p * TILES + i_i) * (2 * SPLITS * TILE) + o_r
+        tl.store(p_sums + (i_h * SPLITS + i_s) * TILE, b_sum)
+        if comes_last(tickets + i_p * TILES + i_i, 2 * SPLITS):
+            b_g = added_up(p_sums, TILE, SPLITS, o_r < TILE)
+            b_u = added_up(p_sums + SPLITS * TILE, TILE, SPLITS, o_r < TILE)
             if FACTORS:
                 at_f = factors + (e.to(tl.int64) * (2 * TILES) + i_i) * TILE + o_r
                 b_g *= tl.load(at_f)

@@ -37,11 +37,10 @@ def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Exper
     return out
 
 
-def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
+def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int) -> Tensor:
     """The chosen experts ``down(swiglu(gate_up(x)))`` by their shares, and the shared one by the sigmoid of its score.
 
-    Scores in fp32, each product of an expert rounded to x's dtype, their sum in fp32 and rounded once. ``ahead``: the
-    matrix that will be read next, whoever has a use for it while experts are being chosen; the result is the same.
+    Scores in fp32, each product of an expert rounded to x's dtype, their sum in fp32 and rounded once.
     """
     scores = x_TN.float() @ experts.scores.t()
     shares, ids = route(scores[:, :-1], k)

@@ -23,14 +23,14 @@ def route(logits_TE: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return reference.route(logits_TE, k)
 
 
-def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int, ahead: Tensor | None = None) -> Tensor:
+def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int) -> Tensor:
     """``reference.sparse``, computed in the experts' type, with packed ones on a GPU in bf16."""
     if isinstance(experts, PackedExperts):
-        return _packed(x_TN, experts, k, ahead)
+        return _packed(x_TN, experts, k)
     x = x_TN.to(experts.gate_up.dtype)
     gpu = gpu_route(x, __package__)
     if gpu is not None and x.shape[0] and x.stride(1) == 1:
-        return gpu.sparse(x, experts, k, ahead).to(x_TN.dtype)  # type: ignore[no-any-return]
+        return gpu.sparse(x, experts, k).to(x_TN.dtype)  # type: ignore[no-any-return]
     scores = x.float() @ experts.scores.t()
     pairs = zip(experts.gate_up, experts.down, strict=True)
     each = [lambda x, g=g, d=d: linear(swiglu(linear(x, g)), d) for g, d in pairs]
@@ -39,12 +39,12 @@ def sparse(x_TN: Tensor, experts: Experts | PackedExperts, k: int, ahead: Tensor
     return (routed + torch.sigmoid(scores[:, -1:]) * shared.float()).to(x_TN.dtype)
 
 
-def _packed(x_TN: Tensor, experts: PackedExperts, k: int, ahead: Tensor | None) -> Tensor:
+def _packed(x_TN: Tensor, experts: PackedExperts, k: int) -> Tensor:
     gpu = gpu_route(x_TN, __package__)
     if gpu is None or not x_TN.shape[0]:
         return reference.sparse(x_TN, experts, k)
     x = x_TN if x_TN.stride(1) == 1 else x_TN.contiguous()
-    return gpu.sparse(x, experts, k, ahead).to(x.dtype)  # type: ignore[no-any-return]
+    return gpu.sparse(x, experts, k).to(x.dtype)  # type: ignore[no-any-return]
 
 
 def mix(x_TN: Tensor, shares_Tk: Tensor, ids_Tk: Tensor, experts: Sequence[Expert]) -> Tensor:

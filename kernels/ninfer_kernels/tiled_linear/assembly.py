@@ -1,7 +1,8 @@
 """PTX that makes bf16 of packed codes, two in a register (``unpack.py``). Needs compute capability 8.0.
 
 Each text takes four bytes of a row in one register and gives their numbers in registers of two: bytes 0 and 2, then
-1 and 3; where a byte holds two numbers, those of the low nibbles come before those of the high ones.
+1 and 3; where a byte holds two numbers, those of the low nibbles come before those of the high ones. Numbers of five
+and six bits lie in halves of a register, as ``unpack.py`` says.
 """
 
 import struct
@@ -32,31 +33,52 @@ def _shift(to: str, source: str, right: int) -> str:
     return f"shl.b32 {to}, {source}, {-right};"
 
 
-def _nibbles(bits: int, first: int = 0) -> tl.constexpr:
-    """Numbers of 4 + ``bits`` bits from nibbles ($4) and, from bit ``first`` of a byte ($5), the bits above them."""
-    half = 1 << 3 + bits
-    mask = ((1 << bits) - 1) << 4
+def _fields(bits: int, *parts: tuple[int, str, int, int, int]) -> tl.constexpr:
+    """Numbers of ``bits`` bits, stored above zero. A part is a result register, the source that has some of its bits in
+    both halves ($4: codes, $5: more), how far they are shifted to the right, and which bits of the number they are:
+    the first, and how many."""
+    half = 1 << bits - 1
     lines = [
-        ".reg .b32 t, low, high, one, base, bias;",
-        "mov.b32 low, 0x000f000f;",
-        f"mov.b32 high, 0x{mask:04x}{mask:04x};",
+        ".reg .b32 t, one, base, bias;",
         f"mov.b32 base, {_twice(BASE)};",
         f"mov.b32 one, {_twice(1.0)};",
         f"mov.b32 bias, {_twice(-BASE - half)};",
     ]
-    for result, right in PLACES:
-        lines += [_shift("t", "$4", right), f"lop3.b32 ${result}, t, low, base, 0xea;"]
-    for result, right in PLACES if bits else ():
-        # the bits of byte 1 lie 8 higher; those of the high nibble follow those of the low one
-        at = first + (right & 8) + (bits if right & 4 else 0)
-        lines += [_shift("t", "$5", at - 4), f"lop3.b32 ${result}, t, high, ${result}, 0xea;"]
-    lines += [f"fma.rn.bf16x2 ${result}, ${result}, one, bias;" for result, _ in PLACES]
+    begun: set[int] = set()
+    for result, source, right, first, count in parts:
+        if right:
+            lines.append(_shift("t", source, right))
+        mask = ((1 << count) - 1) << first
+        under = f"${result}" if result in begun else "base"
+        lines.append(f"lop3.b32 ${result}, {'t' if right else source}, 0x{mask:04x}{mask:04x}, {under}, 0xea;")
+        begun.add(result)
+    lines += [f"fma.rn.bf16x2 ${result}, ${result}, one, bias;" for result in range(4)]
     return _program(*lines)
 
 
-NIBBLES = _nibbles(0)
-FIVES = tl.constexpr(tuple(_nibbles(1, 2 * i).value for i in range(4)))
-SIXES = tl.constexpr(tuple(_nibbles(2, 4 * i).value for i in range(2)))
+NIBBLES = _fields(4, *((result, "$4", right, 0, 4) for result, right in PLACES))
+FIVES = tl.constexpr(
+    tuple(
+        _fields(
+            5, (0, "$4", 0, 0, 5), (2, "$4", 5, 0, 5), (1, "$4", 10, 0, 5), (3, "$5", 4 * i, 0, 4), (3, "$4", 11, 4, 1)
+        ).value
+        for i in range(4)
+    )
+)
+SIXES = tl.constexpr(
+    tuple(
+        _fields(
+            6,
+            (0, "$4", 0, 0, 6),
+            (2, "$4", 6, 0, 6),
+            (1, "$4", 10, 2, 4),
+            (1, "$5", 8 * i + 6, 0, 2),
+            (3, "$5", 8 * i, 0, 6),
+        ).value  # fmt: skip
+        for i in range(2)
+    )
+)
+"""By the group that a word of ``more`` is read for."""
 
 EIGHTS = _program(
     # seven bits, less 128 or, where the sign is set, 256

@@ -15,7 +15,6 @@ from .kernel import decode_kernel, few_rows_kernel, rows_kernel
 from .tiles import CHUNK, TILE_ROWS, TileFormat, Tiles
 
 NARROW, HALF, FEW_ROWS = 8, 16, 32  # rows of a program
-CHUNKS_FETCHED = 4  # of a program, asked for before the input is complete
 
 
 def constants(form: TileFormat, numbers: Tensor) -> dict[str, object]:
@@ -53,9 +52,9 @@ def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | Non
     few_rows_kernel[(count, splits, across)](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, sums, tiles.tickets,
         T, N, K, x.stride(0), out.stride(0), tiles.chunks, triton.cdiv(tiles.chunks, splits),
-        BT=BT, SPLIT=splits > 1, SIDES=blocks["sides"], WHOLE=K % CHUNK == 0, STAGES=blocks["num_stages"],
+        BT=BT, SPLITS=splits, SIDES=blocks["sides"], WHOLE=K % CHUNK == 0, STAGES=blocks["num_stages"],
         num_warps=blocks["num_warps"],
-        FETCHED=CHUNKS_FETCHED, TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
+        TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip
     return out

@@ -8,7 +8,7 @@ Legend: T rows of activations, N outputs, K inputs, BT rows of activations of a 
 import triton
 import triton.language as tl
 
-from ninfer_kernels.pdl import begin, begin_in_turn, end_in_turn, fetch
+from ninfer_kernels.pdl import begin, begin_in_turn, end_in_turn
 from ninfer_kernels.splits import added_up, comes_last
 
 from .unpack import TILE
@@ -32,13 +32,6 @@ def side_scales(scales, at, G: tl.constexpr):
     first = b_s.to(tl.int16).to(tl.float16, bitcast=True)
     second = (b_s >> 16).to(tl.int16).to(tl.float16, bitcast=True)
     return tl.join(first, second).permute(0, 2, 1).reshape(G, TILE).to(tl.float32)
-
-
-@triton.jit
-def fetch_plane(plane, count):
-    """Ask for ``count`` bytes, a multiple of 512, in 32 pieces."""
-    each = count // 32
-    fetch(plane.to(tl.int64) + tl.arange(0, 32) * each, each)
 
 
 @triton.jit
@@ -110,13 +103,13 @@ def few_rows_kernel(
     x, codes, more, scales, factors, y, sums, tickets, T, N, K, stride_x, stride_y, chunks, per_split,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
     MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, FACTORS: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr,
-    SPLIT: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, FETCHED: tl.constexpr,
+    SPLITS: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
     TURN: tl.constexpr, CACHE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile's outputs of BT rows over ``per_split`` chunks. x: [T, K] and y: [T, N], rows ``stride_x``
-    and ``stride_y`` apart. FETCHED chunks are asked for before the wait. CACHE: how x is read.
+    and ``stride_y`` apart. CACHE: how x is read.
 
-    With SPLIT the programs of one tile leave their sums in ``sums`` [T, tiles, splits, TILE] fp32; the last to come, as
+    The SPLITS programs of one tile leave their sums in ``sums`` [T, tiles, SPLITS, TILE] fp32; the last to come, as
     ``tickets`` [blocks of rows, tiles] tells, adds them up from the first to the last, whatever order they came in.
     """
     i_n, i_s, i_t = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -126,14 +119,6 @@ def few_rows_kernel(
     first = i_s * per_split
     last = tl.minimum(first + per_split, chunks)
     at = i_n.to(tl.int64) * chunks + first
-    if FETCHED > 0 and PDL:  # noqa: SIM102 - one is known when it is compiled, the other when it runs
-        if first < last:
-            count = tl.minimum(FETCHED, last - first)
-            fetch_plane(codes + at * (TILE * CODE_BYTES), TILE * CODE_BYTES * count)
-            if MORE_BYTES > 0:
-                fetch_plane(more + at * (TILE * MORE_BYTES), TILE * MORE_BYTES * count)
-            if SCALED:
-                fetch_plane(scales + at * (CHUNK // GROUP * TILE // 2), CHUNK // GROUP * TILE * 2 * count)
     begin_in_turn(TURN, PDL)
     if SIDES == 1:
         b_acc = sums_one_by_one(
@@ -147,16 +132,16 @@ def few_rows_kernel(
         )  # fmt: skip
     m = m_n[:, None] & m_t[None, :]
     p_y = y + o_t[None, :].to(tl.int64) * stride_y + o_n[:, None]
-    if not SPLIT:
+    if SPLITS == 1:
         if FACTORS:
             b_acc *= tl.load(factors + o_n)[:, None]
         tl.store(p_y, b_acc.to(y.dtype.element_ty), mask=m)
     else:
-        tiles, splits = tl.num_programs(0), tl.num_programs(1)
-        p_sums = sums + (o_t[None, :].to(tl.int64) * tiles + i_n) * (splits * TILE) + o_r[:, None]
+        tiles = tl.num_programs(0)
+        p_sums = sums + (o_t[None, :].to(tl.int64) * tiles + i_n) * (SPLITS * TILE) + o_r[:, None]
         tl.store(p_sums + i_s * TILE, b_acc, mask=m_t[None, :])
-        if comes_last(tickets + i_t * tiles + i_n, splits):
-            b_acc = added_up(p_sums, TILE, splits, m_t[None, :])
+        if comes_last(tickets + i_t * tiles + i_n, SPLITS):
+            b_acc = added_up(p_sums, TILE, SPLITS, m_t[None, :])
             if FACTORS:
                 b_acc *= tl.load(factors + o_n)[:, None]
             tl.store(p_y, b_acc.to(y.dtype.element_ty), mask=m)

@@ -5,7 +5,8 @@ A matrix comes as the parts its rows are stored in (``quant_linear.stored_rows``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -94,7 +95,7 @@ def scale_words(scales: Tensor, per_chunk: int) -> Tensor:
 
 
 def pack_groupwise(name: str, parts: list[Tensor], columns: int) -> Planes:
-    """Numbers as nibbles above zero, what does not fit in ``more``; of eight bits in two's complement."""
+    """Numbers above zero, what does not fit in ``more``; of eight bits in two's complement."""
     bits = reference_planes.BITS[name]
     form = FORMATS[name]
     numbers = reference_planes.numbers(name, parts)[:, :columns]
@@ -103,22 +104,47 @@ def pack_groupwise(name: str, parts: list[Tensor], columns: int) -> Planes:
         return out | {"codes": ordered(chunked(numbers.to(torch.uint8), CHUNK, form.group))}
     # padding is the number zero as well
     wide = torch.nn.functional.pad(numbers, (0, -columns % CHUNK)) + (1 << bits - 1)
-    first, second = chunked(wide.to(torch.uint8), CHUNK, form.group).chunk(2, -1)
-    out["codes"] = ordered((first & 15) | (second & 15) << 4)
-    if bits > 4:
-        out["more"] = ordered(high_bits(first >> 4, second >> 4, bits - 4)).flatten(2)
-    return out
+    values = chunked(wide.to(torch.uint8), CHUNK, form.group)
+    if bits == 4:
+        first, second = values.chunk(2, -1)
+        return out | {"codes": ordered(first | second << 4)}
+    codes, more = HALVES[bits](*four_of_a_half(values.int()))
+    return out | {"codes": as_bytes(codes), "more": as_bytes(more).flatten(2)}
 
 
-def high_bits(first: Tensor, second: Tensor, bits: int) -> Tensor:
-    """The bits above the nibbles, [tiles, chunks, 4, 64, 32] each: as many groups in one byte as it holds."""
-    groups = 4 // bits
-    first, second = (half.unflatten(2, (-1, groups)) for half in (first, second))
-    out = torch.zeros_like(first[:, :, :, 0])
-    for i in range(groups):
-        out |= first[:, :, :, i] << 2 * bits * i
-        out |= second[:, :, :, i] << 2 * bits * i + bits
-    return out
+def four_of_a_half(values: Tensor) -> Iterator[Tensor]:
+    """[..., 64 columns] -> the first to the fourth number of each half, [..., 8 words, 2] each."""
+    of_columns = values.unflatten(-1, (2, 8, 2, 2))  # first or second half of the group, word, two of four, half
+    return (of_columns[..., later, :, two, :] for two in (0, 1) for later in (0, 1))
+
+
+def as_bytes(halves: Tensor) -> Tensor:
+    """[..., 8 words, 2] of 16 bits -> [..., 32] uint8, the low byte first."""
+    return torch.stack((halves & 255, halves >> 8), -1).flatten(-3).to(torch.uint8)
+
+
+def halves_of_five(*numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and, of all groups of a chunk together, what does not fit there; 16 bits each. numbers: [tiles, chunks, 4,
+    64, 8, 2]."""
+    a, b, c, d = numbers
+    codes = a | b << 5 | c << 10 | (d >> 4) << 15
+    return codes, sum_of_groups([(d[:, :, i] & 15) << 4 * i for i in range(4)])
+
+
+def halves_of_six(*numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``halves_of_five``, two groups together."""
+    a, b, c, d = numbers
+    codes, left = a | b << 6 | (c >> 2) << 12, d | (c & 3) << 6
+    planes = [sum_of_groups([left[:, :, 2 * j + i] << 8 * i for i in range(2)]) for j in range(2)]
+    return codes, torch.stack(planes, 2)
+
+
+def sum_of_groups(parts: Sequence[Tensor]) -> Tensor:
+    """Of bits that do not meet."""
+    return functools.reduce(torch.bitwise_or, parts)
+
+
+HALVES = {5: halves_of_five, 6: halves_of_six}
 
 
 def pack_fp8(parts: list[Tensor], columns: int) -> Planes:

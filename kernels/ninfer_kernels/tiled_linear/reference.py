@@ -42,20 +42,31 @@ def nibbles(tiles: Tiles) -> tuple[Tensor, Tensor]:
     return codes & 15, codes >> 4
 
 
-def groupwise(bits: int) -> Callable[[Tiles], Tensor]:
-    """Numbers of ``bits`` bits stored above zero."""
+def fours(tiles: Tiles) -> Tensor:
+    return (torch.cat(nibbles(tiles), -1) - 8).float()
 
-    def numbers(tiles: Tiles) -> Tensor:
-        halves = list(nibbles(tiles))
-        if bits > 4:
-            per_byte = 4 // (bits - 4)
-            more = in_order(tiles.more.unflatten(-1, (4 // per_byte, TILE_ROWS, 32))).int()
-            for half in range(2):
-                parts = [more >> 2 * (bits - 4) * i + (bits - 4) * half & (1 << bits - 4) - 1 for i in range(per_byte)]
-                halves[half] = halves[half] | torch.stack(parts, 3).flatten(2, 3) << 4
-        return (torch.cat(halves, -1) - (1 << bits - 1)).float()
 
-    return numbers
+def halves(plane: Tensor) -> Tensor:
+    """[..., 32] bytes -> [..., 8 words, 2] int32 of 16 bits."""
+    pairs = plane.int().unflatten(-1, (8, 2, 2))
+    return pairs[..., 0] | pairs[..., 1] << 8
+
+
+def in_columns(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """The four numbers of each half -> [..., 64 columns]."""
+    return torch.cat([torch.stack(pair, -2).flatten(-3) for pair in ((a, c), (b, d))], -1)
+
+
+def fives(tiles: Tiles) -> Tensor:
+    codes, more = halves(tiles.codes), halves(tiles.more.unflatten(-1, (1, TILE_ROWS, 32)))
+    low = torch.cat([more >> 4 * i & 15 for i in range(4)], 2)
+    return (in_columns(codes & 31, codes >> 5 & 31, codes >> 10 & 31, low | codes >> 15 << 4) - 16).float()
+
+
+def sixes(tiles: Tiles) -> Tensor:
+    codes, more = halves(tiles.codes), halves(tiles.more.unflatten(-1, (2, TILE_ROWS, 32)))
+    left = torch.stack([more >> 8 * i & 255 for i in range(2)], 3).flatten(2, 3)
+    return (in_columns(codes & 63, codes >> 6 & 63, codes >> 12 << 2 | left >> 6, left & 63) - 32).float()
 
 
 def eights(tiles: Tiles) -> Tensor:
@@ -75,9 +86,9 @@ def nvfp4(tiles: Tiles) -> Tensor:
 
 
 NUMBERS: dict[str, Callable[[Tiles], Tensor]] = {
-    "q4_g64": groupwise(4),
-    "q5_g64": groupwise(5),
-    "q6_g64": groupwise(6),
+    "q4_g64": fours,
+    "q5_g64": fives,
+    "q6_g64": sixes,
     "q8_g32": eights,
     "fp8_row": fp8,
     "nvfp4": nvfp4,

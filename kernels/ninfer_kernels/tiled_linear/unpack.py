@@ -6,7 +6,8 @@ point at the chunk's bytes in both planes (``tiles.py`` says how they lie). A pl
 
 With ASM two bf16 are made at once in a register: the bits of a code are put under the exponent of 128, and what stands
 too high is subtracted. A register holds four bytes of a row, and the numbers of bytes 0 and 2 come out together, as do
-those of 1 and 3. Without ASM the same numbers are made one by one.
+those of 1 and 3; of formats in halves each half holds numbers of every result. Without ASM the same numbers are made
+one by one.
 """
 
 import triton
@@ -59,32 +60,51 @@ def q4(codes, more, i: tl.constexpr, o_n, NUM: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def halves_at(plane, o_n):
+    """The 16 bits that a column's number lies in, of 32 bytes of some rows and for each of 32 columns, [rows, 32]
+    int32; and whether the column is of the second two of four."""
+    o = tl.arange(0, 32)
+    at = plane + o_n[:, None] * 32 + ((o & ~3) + (o & 1) * 2)[None, :]
+    return tl.load(at).to(tl.int32) | tl.load(at + 1).to(tl.int32) << 8, ((o >> 1) & 1)[None, :] == 1
+
+
+@triton.jit
 def q5(codes, more, i: tl.constexpr, o_n, NUM: tl.constexpr, ASM: tl.constexpr):
-    """Nibbles and a bit above each, two bits per byte and group; the number plus 16."""
-    b = bytes_at(codes + i * (TILE * 32), o_n, 32, ASM)
-    h = bytes_at(more, o_n, 32, ASM)
+    """Halves of four numbers (``tiles.py``), four bits of the last in ``more``; the number plus 16."""
+    codes += i * (TILE * 32)
     if ASM:
         first, second = tl.inline_asm_elementwise(
-            FIVES[i], "=&r,=&r,=&r,=&r,r,r", [b, h], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
+            FIVES[i], "=&r,=&r,=&r,=&r,r,r", [bytes_at(codes, o_n, 32, ASM), bytes_at(more, o_n, 32, ASM)],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        )  # fmt: skip
     else:
-        h = h >> (2 * i)
-        first, second = ((b & 15) | (h & 1) << 4).to(NUM) - 16, ((b >> 4) | (h & 2) << 3).to(NUM) - 16
+        b, late = halves_at(codes, o_n)
+        h, _ = halves_at(more, o_n)
+        h = (h >> 4 * i) & 15
+        first = tl.where(late, b >> 10, b) & 31
+        second = tl.where(late, h | (b >> 15) << 4, (b >> 5) & 31)
+        first, second = first.to(NUM) - 16, second.to(NUM) - 16
     return side_by_side(first, second)
 
 
 @triton.jit
 def q6(codes, more, i: tl.constexpr, o_n, NUM: tl.constexpr, ASM: tl.constexpr):
-    """Nibbles and two bits above each, four bits per byte and group, two groups a plane; the number plus 32."""
-    b = bytes_at(codes + i * (TILE * 32), o_n, 32, ASM)
-    h = bytes_at(more + (i // 2) * (TILE * 32), o_n, 32, ASM)
+    """Halves of four numbers (``tiles.py``), eight bits of the last two in ``more``, two groups a plane; the number
+    plus 32."""
+    codes += i * (TILE * 32)
+    more += (i // 2) * (TILE * 32)
     if ASM:
         first, second = tl.inline_asm_elementwise(
-            SIXES[i % 2], "=&r,=&r,=&r,=&r,r,r", [b, h], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
+            SIXES[i % 2], "=&r,=&r,=&r,=&r,r,r", [bytes_at(codes, o_n, 32, ASM), bytes_at(more, o_n, 32, ASM)],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        )  # fmt: skip
     else:
-        h = h >> (4 * (i % 2))
-        first, second = ((b & 15) | (h & 3) << 4).to(NUM) - 32, ((b >> 4) | (h & 12) << 2).to(NUM) - 32
+        b, late = halves_at(codes, o_n)
+        h, _ = halves_at(more, o_n)
+        h = (h >> 8 * (i % 2)) & 255
+        first = tl.where(late, (b >> 12) << 2 | h >> 6, b & 63)
+        second = tl.where(late, h & 63, (b >> 6) & 63)
+        first, second = first.to(NUM) - 32, second.to(NUM) - 32
     return side_by_side(first, second)
 
 

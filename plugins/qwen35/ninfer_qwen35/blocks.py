@@ -114,11 +114,6 @@ class Block:
         else:
             self.ffn = GatedMlp("mlp/gate", "mlp/up", "mlp/down", p, kernels)
 
-    def reads_next(self, operation: Linear) -> None:
-        """Whose matrix is read after this block's experts."""
-        if isinstance(self.ffn, SparseMlp):
-            self.ffn.ahead = getattr(operation, "weight", None)
-
     def mix(self, x: Tensor, context: Context, owed: Tensor | None = None) -> Tensor:
         """What the mixer says, before its output projection. ``owed``: what the block before has yet to add to the
         residual ``x``, in place."""

@@ -39,7 +39,6 @@ class SparseMlp:
 
     def __init__(self, config: Qwen35Config, p: Parameters, kernels: Kernels) -> None:
         self.chosen, self.k = config.num_experts_per_tok or 0, kernels
-        self.ahead: Tensor | None = None  # the matrix that is read next
         # fp32: two experts a rounding apart must not trade places
         self.router, self.shared_score = p.tensor("moe/router"), p.tensor("moe/shared_score")
         stems = [f"moe/experts/{e}/" for e in range(config.num_experts or 0)]
@@ -53,7 +52,7 @@ class SparseMlp:
 
     def __call__(self, h: Tensor) -> Tensor:
         if self.records_steps:
-            return self.k.moe.sparse(h, self.stacked, self.chosen, self.ahead)  # type: ignore[no-any-return]
+            return self.k.moe.sparse(h, self.stacked, self.chosen)  # type: ignore[no-any-return]
         wide = h.float()
         shares, ids = self.k.moe.route(wide @ self.router.t(), self.chosen)
         routed = self.k.moe.mix(h, shares, ids, self.experts)

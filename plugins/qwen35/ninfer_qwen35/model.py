@@ -67,8 +67,6 @@ class Qwen35Model:
         self.final_norm = 1.0 + weights.tensor("text/final_norm", shapes["text/final_norm"])
         head = "text/token_embedding" if config.tie_word_embeddings else "text/output_head"
         self.head = weights.linear(head, shapes[head])
-        for block, after in zip(self.blocks, (*self.blocks[1:], None), strict=True):
-            block.reads_next(self.head if after is None else after.mixer.project)
 
     def _block(self, i: int, kind: str, weights: Weights) -> Block:
         p = Parameters(layer_prefix(i), block_shapes(self.config, kind), weights)
