@@ -127,16 +127,14 @@ def test_a_matrix_without_rows_or_columns_is_refused():
 
 @pytest.mark.parametrize(("name", "N", "K"), CASES, ids=IDS)
 @pytest.mark.parametrize(
-    ("T", "BT", "splits", "sides"),
-    [(1, 8, 1, 1), (3, 8, 2, 1), (17, 16, 2, 1), (5, 8, 1, 2), *([(16, 16, 3, 1), (1, 8, 2, 4)] if ON_GPU else [])],
+    ("T", "BT", "splits"), [(1, 8, 1), (3, 8, 2), (17, 16, 2), *([(16, 16, 3), (5, 8, 3), (1, 8, 8)] if ON_GPU else [])]
 )
-def test_a_few_rows_are_multiplied_by_the_stored_numbers(name, N, K, T, BT, splits, sides, device):
+def test_a_few_rows_are_multiplied_by_the_stored_numbers(name, N, K, T, BT, splits, device):
     from ninfer_kernels.tiled_linear import gpu
 
     tiles, weights = matrix(name, N, K, device)
     x = activations(T, K)
-    blocks = {"splits": splits, "sides": sides, "num_warps": max(2, sides), "num_stages": 2}
-    y = gpu.few_rows(x.to(device), tiles, BT, blocks)
+    y = gpu.few_rows(x.to(device), tiles, BT, {"splits": splits, "num_stages": 2})
     assert y.dtype is NUMBER
     assert close(y, x, weights)
     assert not tiles.tickets.any(), "the next call would not know who comes last"

@@ -79,5 +79,5 @@ def block(width: int) -> int:
 
 
 def warps(width: int) -> int:
-    """Sixteen elements a thread where the row is long, one warp where it is a head."""
-    return min(max(block(width) // 512, 1), 16)
+    """Eight elements a thread where the row is long, one warp where it is a head."""
+    return min(max(block(width) // 256, 1), 16)

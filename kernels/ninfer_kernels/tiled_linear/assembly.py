@@ -74,7 +74,7 @@ SIXES = tl.constexpr(
             (1, "$4", 10, 2, 4),
             (1, "$5", 8 * i + 6, 0, 2),
             (3, "$5", 8 * i, 0, 6),
-        ).value  # fmt: skip
+        ).value
         for i in range(2)
     )
 )

@@ -15,20 +15,28 @@ from .tiles import CHUNK, FORMATS, TILE_ROWS, TileFormat, Tiles
 
 FEW_ROWS = 32
 SEARCHED_ROWS = 1 << 15  # of a taller matrix a search multiplies this many rows
-SIDES = ((2, 4, 3), (2, 8, 2), (4, 2, 2), (4, 3, 2), (4, 4, 2), (4, 2, 3), (8, 1, 2), (8, 2, 2))
-"""Chunks at once, splits, stages: what a search tries beside one chunk at a time."""
 PROGRAMS_EACH = 8  # of a multiprocessor, at least
+
+TALL = 1 << 15
+ANY = 1 << 40
+FIVE_OR_SIX_BITS = ((8191, 12, 2), (TALL - 1, 6, 2), (ANY, 3, 3))
+H200 = {
+    "q4_g64": ((6143, 8, 2), (8191, 12, 2), (TALL - 1, 4, 3), (ANY, 3, 3)),
+    "q5_g64": FIVE_OR_SIX_BITS,
+    "q6_g64": FIVE_OR_SIX_BITS,
+    "q8_g32": ((TALL - 1, 8, 2), (ANY, 2, 3)),
+    "fp8_row": ((TALL - 1, 8, 3), (ANY, 2, 3)),
+    "nvfp4": ((TALL - 1, 16, 3), (ANY, 8, 2)),
+}
+"""Outputs up to, programs that share a tile, chunks in flight."""
 
 
 @functools.cache
 def few_rows_blocks(form: TileFormat) -> Tunable:
-    """Of products with a few rows: programs that share a tile, chunks in flight, warps."""
+    """Of products with a few rows: programs that share a tile, chunks in flight."""
 
-    def fitted(splits: int, stages: int, facts: Facts, sides: int = 1) -> Blocks:
-        """A warp for each side, two of 32 rows of a tile where there is one; with four there the tensor cores'
-        instruction would want numbers in shared memory."""
-        stages = stages_that_fit(stages, sides * stage_bytes(form), 0, facts)
-        return {"splits": splits, "sides": sides, "num_warps": max(sides, 2), "num_stages": stages}
+    def fitted(splits: int, stages: int, facts: Facts) -> Blocks:
+        return {"splits": splits, "num_stages": stages_that_fit(stages, stage_bytes(form), 0, facts)}
 
     def default(shape: Shape, facts: Facts) -> Blocks:
         """As many programs as keep the GPU busy, two chunks each at least."""
@@ -37,27 +45,17 @@ def few_rows_blocks(form: TileFormat) -> Tunable:
 
     def h200(shape: Shape, facts: Facts) -> Blocks:
         """The fastest of a search at the shapes of the 27B model (docs/performance.md)."""
-        tall, chunks = shape["N"] >= 1 << 15, -(-shape["K"] // CHUNK)
-        if form.name == "nvfp4":
-            splits, stages = 8, 2
-        elif form.name == "fp8_row":
-            splits, stages = 2 if tall else 4, 3
-        elif form.name == "q8_g32":
-            splits, stages = 2 if tall else 8, 3
-        else:
-            splits = 3 if tall else 4 if shape["N"] >= 1 << 13 else 8
-            stages = 4 if splits == 8 and form.name == "q4_g64" else 3
+        N, chunks = shape["N"], -(-shape["K"] // CHUNK)
+        table = H200.get(form.name, FIVE_OR_SIX_BITS)
+        splits, stages = next((splits, stages) for outputs, splits, stages in table if outputs >= N)
         return fitted(max(1, min(splits, chunks // 2)), stages, facts)
 
     def candidates(shape: Shape, facts: Facts) -> Iterator[Blocks]:
         chunks = -(-shape["K"] // CHUNK)
-        for stages in (3, 2, 4):
-            for splits in (1, 2, 3, 4, 6, 8, 12):
+        for stages in (2, 3):
+            for splits in (1, 2, 3, 4, 6, 8, 12, 16, 24):
                 if splits <= chunks and stages * stage_bytes(form) <= facts.shared_bytes:
                     yield fitted(splits, stages, facts)
-        for sides, splits, stages in SIDES:
-            if splits * sides <= chunks and stages * sides * stage_bytes(form) <= facts.shared_bytes:
-                yield fitted(splits, stages, facts, sides)
 
     def inputs(shape: Shape, device: torch.device, generator: torch.Generator) -> tuple[Tensor, Tiles]:
         x = torch.empty(8, shape["K"], device=device, dtype=torch.bfloat16).normal_(generator=generator)

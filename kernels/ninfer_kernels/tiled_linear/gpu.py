@@ -15,6 +15,7 @@ from .kernel import decode_kernel, few_rows_kernel, rows_kernel
 from .tiles import CHUNK, TILE_ROWS, TileFormat, Tiles
 
 NARROW, HALF, FEW_ROWS = 8, 16, 32  # rows of a program
+WARPS = 2  # of 32 rows of a tile each; with four the tensor cores' instruction would want numbers in shared memory
 
 
 def constants(form: TileFormat, numbers: Tensor) -> dict[str, object]:
@@ -40,8 +41,8 @@ def linear(x: Tensor, tiles: Tiles, out: Tensor | None = None) -> Tensor:
 
 
 def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | None = None) -> Tensor:
-    """``splits`` programs share a tile's columns, ``sides`` chunks at once by as many warps, ``num_stages`` such steps
-    in flight. The elements of a row of x, and of ``out``, lie side by side."""
+    """``splits`` programs share a tile's columns, ``num_stages`` chunks of it are in flight. The elements of a row of
+    x, and of ``out``, lie side by side."""
     splits = blocks["splits"]
     (T, K), N = x.shape, tiles.rows
     if out is None:
@@ -52,8 +53,7 @@ def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | Non
     few_rows_kernel[(count, splits, across)](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, sums, tiles.tickets,
         T, N, K, x.stride(0), out.stride(0), tiles.chunks, triton.cdiv(tiles.chunks, splits),
-        BT=BT, SPLITS=splits, SIDES=blocks["sides"], WHOLE=K % CHUNK == 0, STAGES=blocks["num_stages"],
-        num_warps=blocks["num_warps"],
+        BT=BT, SPLITS=splits, WHOLE=K % CHUNK == 0, STAGES=blocks["num_stages"], num_warps=WARPS,
         TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip

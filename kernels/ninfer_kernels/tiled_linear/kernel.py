@@ -103,7 +103,7 @@ def few_rows_kernel(
     x, codes, more, scales, factors, y, sums, tickets, T, N, K, stride_x, stride_y, chunks, per_split,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
     MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, FACTORS: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr,
-    SPLITS: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
     TURN: tl.constexpr, CACHE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile's outputs of BT rows over ``per_split`` chunks. x: [T, K] and y: [T, N], rows ``stride_x``
@@ -120,16 +120,10 @@ def few_rows_kernel(
     last = tl.minimum(first + per_split, chunks)
     at = i_n.to(tl.int64) * chunks + first
     begin_in_turn(TURN, PDL)
-    if SIDES == 1:
-        b_acc = sums_one_by_one(
-            x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
-            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, BT, WHOLE, STAGES, CACHE,
-        )  # fmt: skip
-    else:
-        b_acc = sums_side_by_side(
-            x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
-            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, BT, SIDES, STAGES, CACHE,
-        )  # fmt: skip
+    b_acc = sums_one_by_one(
+        x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
+        UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, BT, WHOLE, STAGES, CACHE,
+    )  # fmt: skip
     m = m_n[:, None] & m_t[None, :]
     p_y = y + o_t[None, :].to(tl.int64) * stride_y + o_n[:, None]
     if SPLITS == 1:

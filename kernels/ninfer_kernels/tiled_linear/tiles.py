@@ -2,12 +2,14 @@
 
 A tile is 64 rows, a chunk of it 256 columns, a group of it the columns one scale or one product covers. ``codes`` is
 [tiles, chunks, groups, 64, bytes of a group]; bytes stand in the order 0, 2, 1, 3 of every four, which is how registers
-of two bf16 come out in order. Codes of five and six bits lie in 16 bits at a time instead, so that few instructions take
-them apart: half ``h`` (0 or 1) of a word has those of columns ``c + h``, ``c + 32 + h``, ``c + 2 + h`` and ``c + 34 +
-h`` of its group, the lowest bits first, as far as they go. Of five bits the last one's lower four are in the same half
-of a word of ``more``, group ``i`` of a chunk at bit ``4 i``; of six bits there are the last one and, above it, the lower
-two of the one before, at bit ``8 (i % 2)`` of plane ``i // 2``. ``more`` is what a format keeps per chunk beside that: high bits, scales of its own.
+of two bf16 come out in order. ``more`` is what a format keeps per chunk beside that: high bits, scales of its own.
 ``scales`` is [tiles, chunks, groups, 32] int32, each word the binary16 scales of rows ``r`` and ``r + 32``.
+
+Codes of five and six bits lie in 16 bits at a time instead, so that few instructions take them apart: half ``h`` of
+word ``w`` of a group has those of columns ``4 w + h``, ``+ 32``, ``+ 2`` and ``+ 34``, the first in the lowest bits, as
+far as they go. The same half of a word of ``more`` has the rest for several groups. Of five bits: the last code's lower
+four, group ``i`` at bit ``4 i``, its highest being the highest bit of the codes' half. Of six bits: the last code and,
+above it, the lower two of the third, group ``i`` at bit ``8 (i % 2)`` of plane ``i // 2``.
 """
 
 from __future__ import annotations
