@@ -136,7 +136,7 @@ def test_launches_leave_the_counters_as_they_were_and_repeat():
 def test_blocks_narrower_than_the_matrices_come_to_the_same(dtype):
     k, x, held = 2, tokens(2, 33, seed=12, dtype=dtype).to(ON), experts(SHAPES[0], dtype)
     shares, ids = few.choose(x, held, k, {"BE": 2, "num_warps": 4})
-    h = few.gate_up(x, held, ids, {"BI": 16, "BN": 16, "num_warps": 4})
+    h = few.gate_up(x, held, ids, {"BI": 16, "BN": 16, "num_warps": 4, "num_stages": 2})
     got = few.down(h, held, shares, ids, {"BN": 16, "BF": 16, "num_warps": 4})
     torch.testing.assert_close(got, few.mix(x, held, k), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -257,10 +257,13 @@ def test_blocks_fit_a_program_at_published_sizes(tunable, sizes, capability, sha
         sides = {key: size for key, size in blocks.items() if key in ("BE", "BI", "BN", "BF", "TAIL", "num_warps")}
         assert all(size & (size - 1) == 0 for size in sides.values())
         if "num_stages" in blocks:
-            tile = (BM + 2 * blocks["BI"]) * blocks["BN"] if tunable is many_blocks.GATE_UP else 0
-            tile = tile or (BM + blocks["BN"]) * blocks["BI"]
-            assert 1 < blocks["num_stages"] <= facts.shared_bytes // (2 * tile)
-        else:
+            tile = {
+                few_blocks.GATE_UP: (2 * blocks["BI"] + 1) * blocks["BN"],
+                many_blocks.GATE_UP: (BM + 2 * blocks["BI"]) * blocks["BN"],
+                many_blocks.DOWN: (BM + blocks["BN"]) * blocks["BI"],
+            }
+            assert 1 < blocks["num_stages"] <= facts.shared_bytes // (2 * tile[tunable])
+        if tunable not in (many_blocks.GATE_UP, many_blocks.DOWN):
             held = {
                 few_blocks.CHOOSE: blocks.get("BE", 0) * N,
                 few_blocks.GATE_UP: 2 * blocks.get("BI", 0) * blocks.get("BN", 0),

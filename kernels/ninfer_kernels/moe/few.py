@@ -41,7 +41,7 @@ def gate_up(x_TN: Tensor, experts: Experts, ids: Tensor, blocks: Blocks | None =
     few_gate_up_kernel[(T * programs,)](
         x_TN, experts.gate_up, experts.shared_gate_up, ids, h,
         x_TN.stride(0), h.shape[1], T, N=N, F=F, F_SHARED=shared, C=S - 1, POLICY=policy(T),
-        **blocks, **pdl.options(x_TN),
+        STAGES=blocks["num_stages"], **blocks, **pdl.options(x_TN),
     )  # fmt: skip
     return h
 

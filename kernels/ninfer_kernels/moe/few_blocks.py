@@ -36,22 +36,21 @@ def choose_candidates(shape: Shape, facts: Facts) -> Iterator[Blocks]:
 
 
 def gate_up_default(shape: Shape, facts: Facts) -> Blocks:
-    """All that four warps can hold."""
-    return _gate_up(shape, max(1, 4 * WARP * HELD // (2 * padded(shape["N"]))), 4)
-
-
-def gate_up_h200(shape: Shape, facts: Facts) -> Blocks:
-    return _gate_up(shape, 2, 4)
+    """Few columns at a time, the next ones on their way: a program is short of registers, not of shared memory."""
+    return _gate_up(shape, 4, 256, 2, 3)
 
 
 def gate_up_candidates(shape: Shape, facts: Facts) -> Iterator[Blocks]:
-    for BI, warps in ((2, 4), (4, 8), (4, 4), (1, 4), (2, 8), (1, 2), (8, 8), (2, 2)):
-        yield _gate_up(shape, BI, warps)
+    for BI, BN, warps, stages in (
+        (4, 256, 2, 3), (4, 256, 2, 4), (4, 256, 4, 3), (8, 256, 4, 3), (8, 256, 4, 4), (4, 512, 4, 3), (2, 512, 2, 3),
+        (2, 1024, 2, 2), (1, 1024, 2, 2),
+    ):  # fmt: skip
+        yield _gate_up(shape, BI, BN, warps, stages)
 
 
-def _gate_up(shape: Shape, BI: int, warps: int) -> Blocks:
+def _gate_up(shape: Shape, BI: int, BN: int, warps: int, stages: int) -> Blocks:
     BI = min(BI, padded(max(shape["F"], shape["F_SHARED"])))
-    return {"BI": BI, "BN": max(16, min(padded(shape["N"]), HELD * WARP * warps // (2 * BI))), "num_warps": warps}
+    return {"BI": BI, "BN": min(BN, padded(shape["N"])), "num_warps": warps, "num_stages": stages}
 
 
 def down_default(shape: Shape, facts: Facts) -> Blocks:
@@ -142,7 +141,7 @@ GATE_UP = Tunable(
     candidates=gate_up_candidates,
     inputs=_inputs("gate_up"),
     run=_run_gate_up,
-    built_in={"NVIDIA H200": gate_up_h200},
+    built_in={"NVIDIA H200": gate_up_default},
 )
 DOWN = Tunable(
     name="moe.few_down",

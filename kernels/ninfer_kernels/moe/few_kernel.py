@@ -36,11 +36,11 @@ def gated(b_g, b_u, like):
 def few_gate_up_kernel(
     x, w, w_shared, ids, h, stride_x, stride_h, T,
     N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr, C: tl.constexpr, BI: tl.constexpr, BN: tl.constexpr,
-    POLICY: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, POLICY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BI inner elements of a slot. x: [T, N]; w: [E, 2F, N]; h: [T * S, stride_h]. The shared expert's programs come
     first: x was complete before the launch before let this one in, so they run while experts are being chosen.
-    POLICY: what the cache does with what is read here."""
+    STAGES pieces of BN columns are in flight. POLICY: what the cache does with what is read here."""
     i_p = tl.program_id(0)
     early = T * ((F_SHARED + BI - 1) // BI)
     is_shared = i_p < early
@@ -58,14 +58,12 @@ def few_gate_up_kernel(
     m_i = o_i < width
     o_r = tl.arange(0, 2)[:, None] * width + o_i[None, :]
     b_acc = tl.zeros([2, BI, BN], tl.float32)
-    for n in tl.static_range(0, N, BN):
+    for n in tl.range(0, N, BN, num_stages=STAGES):
         o_n = n + tl.arange(0, BN)[None, None, :]
         m_w = m_i[None, :, None] & (o_n < N)
         b_w = tl.load(own + o_r[:, :, None] * N + o_n, mask=m_w, other=0.0, eviction_policy=POLICY)
-        if is_shared:
-            b_x = tl.load(x + i_t * stride_x + o_n, mask=o_n < N, other=0.0, cache_modifier=".cg")
-        else:
-            b_x = tl.load(x + i_t * stride_x + o_n, mask=o_n < N, other=0.0)
+        # one load for both kinds of programs: a branch here would keep weights from being on their way
+        b_x = tl.load(x + i_t * stride_x + o_n, mask=o_n < N, other=0.0, cache_modifier=".cg")
         b_acc += b_w.to(tl.float32) * b_x.to(tl.float32)
     b_g, b_u = tl.split(tl.trans(tl.sum(b_acc, 2)))
     tl.store(h + (i_t * (C + 1) + i_c) * stride_h + o_i, gated(b_g, b_u, h), mask=m_i)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ninfer_kernels import pdl, turns
 from ninfer_kernels.activation.gpu import swiglu
 from ninfer_kernels.tiled_linear import TiledLinear
-from ninfer_kernels.tiled_linear.gpu import constants
+from ninfer_kernels.tiled_linear.gpu import WARPS, constants
 from ninfer_kernels.tiled_linear.tiles import CHUNK, TILE_ROWS
 from ninfer_kernels.tuning import Blocks
 
@@ -27,26 +27,25 @@ SOME_TOKENS = 64
 SCRATCH_BYTES = 256 << 20
 """Of numbers made at a time for many tokens."""
 
-PROGRAMS = 512
+PROGRAMS = 1024
 """That one token's gates and ups are shared out to, about: what fills a GPU."""
 
 
 def gate_up_blocks(stack: PackedStack, k: int) -> Blocks:
-    """Chunks that warps of a program take at once, programs that share a tile. No number of tokens among what they
-    depend on: it must not change what a token becomes."""
+    """Programs that share a tile. No number of tokens among what they depend on: it must not change what a token
+    becomes."""
     chunks, tiles = stack.tiles.chunks, k * stack.shape[1] // TILE_ROWS
-    per_split = max(min(2, chunks), chunks // triton.cdiv(PROGRAMS, tiles))
-    return {"splits": triton.cdiv(chunks, per_split), **_taken_at_once(per_split)}
+    each = triton.cdiv(chunks, max(1, min(chunks, PROGRAMS // tiles)))
+    return {"splits": triton.cdiv(chunks, each), "num_stages": _stages(each)}
 
 
 def down_blocks(stack: PackedStack) -> Blocks:
-    return _taken_at_once(stack.tiles.chunks)
+    return {"num_stages": _stages(stack.tiles.chunks)}
 
 
-def _taken_at_once(chunks: int) -> dict[str, int]:
-    """Two by a warp each, one by two. What is done in one step goes to registers directly."""
-    sides = min(2, chunks)
-    return {"sides": sides, "num_warps": 2, "num_stages": 1 if chunks <= sides else 2}
+def _stages(chunks: int) -> int:
+    """What is done in one step goes to registers directly."""
+    return 1 if chunks == 1 else 2
 
 
 def gate_up(
@@ -63,9 +62,9 @@ def gate_up(
     packed_gate_up_kernel[(across, splits, T * (C + 1))](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, h, sums, experts.tickets, shared, h_shared,
         x.stride(0), T, tiles.chunks, triton.cdiv(tiles.chunks, splits),
-        N=N, F=F, F_SHARED=shared_width, C=C, SPLITS=splits, SIDES=blocks["sides"], WHOLE=N % CHUNK == 0,
+        N=N, F=F, F_SHARED=shared_width, C=C, SPLITS=splits, WHOLE=N % CHUNK == 0,
         STAGES=blocks["num_stages"],
-        PIECE=triton.next_power_of_2(triton.cdiv(shared_width, across * splits)), num_warps=blocks["num_warps"],
+        PIECE=triton.next_power_of_2(triton.cdiv(shared_width, across * splits)), num_warps=WARPS,
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip
     return h, h_shared
@@ -84,7 +83,7 @@ def down(
     packed_down_kernel[(N // TILE_ROWS, T * (S - 1))](
         h, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, shares, said, said_shared, experts.tickets, y,
         tiles.chunks, N=N, F=F, C=S - 1, CP=triton.next_power_of_2(S - 1),
-        SIDES=blocks["sides"], WHOLE=F % CHUNK == 0, STAGES=blocks["num_stages"], num_warps=blocks["num_warps"],
+        WHOLE=F % CHUNK == 0, STAGES=blocks["num_stages"], num_warps=WARPS,
         TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "", **constants(tiles.format, h), **pdl.options(h),
     )  # fmt: skip
     return y

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ninfer_kernels.pdl import begin, begin_in_turn, end_in_turn
 from ninfer_kernels.splits import added_up, comes_last
-from ninfer_kernels.tiled_linear.kernel import decode_kernel, sums_one_by_one, sums_side_by_side
+from ninfer_kernels.tiled_linear.kernel import decode_kernel, summed
 from ninfer_kernels.tiled_linear.unpack import TILE
 
 from .few_kernel import gated
@@ -24,23 +24,17 @@ COLUMNS_OF_A_DOT: tl.constexpr = tl.constexpr(8)  # as few as the tensor cores t
 def one_row(
     x, codes, more, scales, at, first, last, row, stride_x, K,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
-    MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr,
+    MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, WHOLE: tl.constexpr,
     STAGES: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     """A tile's products with row ``row`` of x over chunks ``first`` to ``last``, [TILE]; ``at``: the first one in
     memory."""
     o_t = row + tl.zeros([COLUMNS_OF_A_DOT], tl.int32)
     m_t = tl.arange(0, COLUMNS_OF_A_DOT) == 0
-    if SIDES == 1:
-        b_acc = sums_one_by_one(
-            x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
-            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, COLUMNS_OF_A_DOT, WHOLE, STAGES, CACHE,
-        )  # fmt: skip
-    else:
-        b_acc = sums_side_by_side(
-            x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
-            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, COLUMNS_OF_A_DOT, SIDES, STAGES, CACHE,
-        )  # fmt: skip
+    b_acc = summed(
+        x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
+        UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, COLUMNS_OF_A_DOT, WHOLE, STAGES, CACHE,
+    )  # fmt: skip
     return tl.sum(b_acc, 1)
 
 
@@ -50,7 +44,7 @@ def packed_gate_up_kernel(
     N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr, C: tl.constexpr,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
     MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, FACTORS: tl.constexpr, ASM: tl.constexpr,
-    SPLITS: tl.constexpr, SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr,
+    SPLITS: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of a pair's gate or up over ``per_split`` chunks. x: [T, N]; ids: [T, S]; h: [T * C, F].
@@ -77,7 +71,7 @@ def packed_gate_up_kernel(
         tile = e.to(tl.int64) * (2 * TILES) + i_n
         b_sum = one_row(
             x, codes, more, scales, tile * chunks + first, first, last, i_t, stride_x, N,
-            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, SIDES, WHOLE, STAGES, "",
+            UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, WHOLE, STAGES, "",
         )  # fmt: skip
         o_r = tl.arange(0, TILE)
         p_sums = sums + (i_p * TILES + i_i) * (2 * SPLITS * TILE) + o_r
@@ -98,7 +92,7 @@ def packed_down_kernel(
     N: tl.constexpr, F: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
     MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, FACTORS: tl.constexpr, ASM: tl.constexpr,
-    SIDES: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, TURN: tl.constexpr, CACHE: tl.constexpr,
+    WHOLE: tl.constexpr, STAGES: tl.constexpr, TURN: tl.constexpr, CACHE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of what a pair's expert says, rounded, in ``said`` [T * C, N]; the last of a token's pairs to come, as
@@ -113,7 +107,7 @@ def packed_down_kernel(
     tile = e.to(tl.int64) * TILES + i_n
     b_sum = one_row(
         h, codes, more, scales, tile * chunks, 0, chunks, i_p, F, F,
-        UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, SIDES, WHOLE, STAGES, CACHE,
+        UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, WHOLE, STAGES, CACHE,
     )  # fmt: skip
     if FACTORS:
         b_sum *= tl.load(factors + tile * TILE + o_r)

@@ -26,16 +26,7 @@ def tile_scales(scales, at):
 
 
 @triton.jit
-def side_scales(scales, at, G: tl.constexpr):
-    """``tile_scales`` of G chunks, ``at`` [G] -> [G, TILE]."""
-    b_s = tl.load(scales + at[:, None] * (TILE // 2) + tl.arange(0, TILE // 2)[None, :])
-    first = b_s.to(tl.int16).to(tl.float16, bitcast=True)
-    second = (b_s >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return tl.join(first, second).permute(0, 2, 1).reshape(G, TILE).to(tl.float32)
-
-
-@triton.jit
-def sums_one_by_one(
+def summed(
     x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
     MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr, WHOLE: tl.constexpr,
@@ -65,39 +56,6 @@ def sums_one_by_one(
     return b_acc
 
 
-@triton.jit
-def sums_side_by_side(
-    x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
-    UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
-    MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr, SIDES: tl.constexpr,
-    STAGES: tl.constexpr, CACHE: tl.constexpr,
-):  # fmt: skip
-    """``sums_one_by_one`` of SIDES chunks at once, each by a warp of its own, added up at the end: more of the matrix
-    is in work, and a tile needs fewer programs."""
-    GROUPS: tl.constexpr = CHUNK // GROUP
-    NUM: tl.constexpr = x.dtype.element_ty
-    o_v, o_g, o_k = tl.arange(0, SIDES * TILE), tl.arange(0, SIDES), COLUMNS(GROUP)
-    o_r = o_v % TILE
-    p_x = x + o_t[None, None, :].to(tl.int64) * stride_x + o_k[None, :, None]
-    b_acc = tl.zeros([SIDES, TILE, BT], tl.float32)
-    for c in tl.range(first, last, SIDES, num_stages=STAGES):
-        # a chunk after the last is the last one again, times nothing
-        at_v = at + tl.minimum(c + o_v // TILE, last - 1) - first
-        at_g = (at + tl.minimum(c + o_g, last - 1) - first) * GROUPS
-        p_codes, p_more = codes + at_v[:, None] * (TILE * CODE_BYTES), more + at_v[:, None] * (TILE * MORE_BYTES)
-        o_c = (c + o_g)[:, None, None] * CHUNK
-        m_c = (c + o_g < last)[:, None, None] & m_t[None, None, :]
-        for i in tl.static_range(GROUPS):
-            b_w = UNPACK(p_codes, p_more, i, o_r, NUM, ASM).reshape(SIDES, TILE, GROUP)
-            m_x = m_c & (o_c + i * GROUP + o_k[None, :, None] < K)
-            b_x = tl.load(p_x + o_c + i * GROUP, mask=m_x, other=0.0, cache_modifier=CACHE)
-            if SCALED:
-                b_acc += tl.dot(b_w, b_x) * side_scales(scales, at_g + i, SIDES)[:, :, None]
-            else:
-                b_acc = tl.dot(b_w, b_x, b_acc)
-    return tl.sum(b_acc, 0)
-
-
 @triton.jit(do_not_specialize=["T", "chunks", "per_split"])
 def few_rows_kernel(
     x, codes, more, scales, factors, y, sums, tickets, T, N, K, stride_x, stride_y, chunks, per_split,
@@ -120,7 +78,7 @@ def few_rows_kernel(
     last = tl.minimum(first + per_split, chunks)
     at = i_n.to(tl.int64) * chunks + first
     begin_in_turn(TURN, PDL)
-    b_acc = sums_one_by_one(
+    b_acc = summed(
         x, codes, more, scales, at, first, last, o_t, m_t, K, stride_x,
         UNPACK, COLUMNS, GROUP, CODE_BYTES, MORE_BYTES, SCALED, ASM, BT, WHOLE, STAGES, CACHE,
     )  # fmt: skip
