@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.sizes import cdiv, next_power_of_2
 
 from . import gpu_chunks
 from .kernel import fold_kernel, last_kernel, step_kernel, tokens_kernel
@@ -116,7 +116,7 @@ def serves_last(x_TN: Tensor, part: Tensor) -> bool:
 def keep_last(x_TN: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
     """``reference.keep_last``."""
     N, on = x_TN.shape[1], rows.on_device
-    last_kernel[(triton.cdiv(N, LAST_ELEMENTS), len(rows.slots))](
+    last_kernel[(cdiv(N, LAST_ELEMENTS), len(rows.slots))](
         x_TN, part, on.firsts, rows.counts(kept), on.slots, N, x_TN.stride(0), part.stride(0),
         BN=LAST_ELEMENTS, num_warps=4, **pdl.options(x_TN),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def keep_last(x_TN: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tens
 
 def _geometry(layer: Layer, elements: int) -> dict[str, Any]:
     """A program holds the whole state of a head, a warp so many elements of it."""
-    BD = triton.next_power_of_2(max(layer.key_dim, layer.value_dim))
+    BD = next_power_of_2(max(layer.key_dim, layer.value_dim))
     return {
         "G": layer.key_heads,
         "H": layer.value_heads,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.sizes import cdiv
 
 from .kernel import WIDEST, rotate_kernel
 
@@ -26,6 +26,6 @@ def rotate(x: Tensor) -> Tensor:
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     y = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(len(rows), ROWS),)
+    grid = (cdiv(len(rows), ROWS),)
     rotate_kernel[grid](rows, y, len(rows), rows.stride(0), D=D, BR=ROWS, num_warps=4, **pdl.options(x))
     return y

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl, turns
+from ninfer_kernels.sizes import cdiv
 from ninfer_kernels.tuning import Blocks, Facts, Shape, Tunable, stages_that_fit
 
 from .kernel import few_rows_kernel
@@ -61,7 +61,7 @@ def launch(x: Tensor, weight: Tensor, blocks: Blocks, out: Tensor | None = None)
     if out is None:
         out = torch.empty(T, N, dtype=x.dtype, device=x.device)
     BT = NARROW if blocks["GROUPS"] > 1 and T <= NARROW else FEW_ROWS
-    grid = (triton.cdiv(N, blocks["BN"]), blocks["SPLITS"])
+    grid = (cdiv(N, blocks["BN"]), blocks["SPLITS"])
     sums = own = None
     if blocks["SPLITS"] > 1:
         assert blocks["BN"] >= LEAST_OUTPUTS

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.sizes import cdiv, next_power_of_2
 from ninfer_kernels.tuning import Blocks
 
 from .choose_kernel import few_choose_kernel
@@ -25,9 +25,9 @@ def choose(x_TN: Tensor, experts: Scores, k: int, blocks: Blocks | None = None) 
     held = torch.empty(first + T * (E + 1), dtype=torch.float32, device=x_TN.device)
     shares, logits = held[: T * (k + 1)].view(T, k + 1), held[first:]
     ids = torch.empty(T, k + 1, dtype=torch.int32, device=x_TN.device)
-    few_choose_kernel[(triton.cdiv(E + 1, blocks["BE"]), T)](
+    few_choose_kernel[(cdiv(E + 1, blocks["BE"]), T)](
         x_TN, experts.scores, logits, experts.arrived, shares, ids, x_TN.stride(0),
-        N=N, E=E, C=k, CP=triton.next_power_of_2(k), EP=padded(E), BN=padded(N), **blocks, **pdl.options(x_TN),
+        N=N, E=E, C=k, CP=next_power_of_2(k), EP=padded(E), BN=padded(N), **blocks, **pdl.options(x_TN),
     )  # fmt: skip
     return shares, ids
 
@@ -37,7 +37,7 @@ def gate_up(x_TN: Tensor, experts: Experts, ids: Tensor, blocks: Blocks | None =
     (T, N), S, (F, shared) = x_TN.shape, ids.shape[1], inner(experts)
     blocks = blocks or GATE_UP.blocks(x_TN.device, N=N, F=F, F_SHARED=shared, C=S - 1)
     h = torch.empty(T * S, max(F, shared), dtype=x_TN.dtype, device=x_TN.device)
-    programs = triton.cdiv(shared, blocks["BI"]) + triton.cdiv(F, blocks["BI"]) * (S - 1)
+    programs = cdiv(shared, blocks["BI"]) + cdiv(F, blocks["BI"]) * (S - 1)
     few_gate_up_kernel[(T * programs,)](
         x_TN, experts.gate_up, experts.shared_gate_up, ids, h,
         x_TN.stride(0), h.shape[1], T, N=N, F=F, F_SHARED=shared, C=S - 1, POLICY=policy(T),
@@ -51,9 +51,9 @@ def down(h: Tensor, experts: Experts, shares: Tensor, ids: Tensor, blocks: Block
     (T, S), N, (F, shared) = ids.shape, experts.down.shape[1], inner(experts)
     blocks = blocks or DOWN.blocks(h.device, N=N, F=F, F_SHARED=shared, C=S - 1)
     y = torch.empty(T, N, dtype=h.dtype, device=h.device)
-    few_down_kernel[(T, triton.cdiv(N, blocks["BN"]))](
+    few_down_kernel[(T, cdiv(N, blocks["BN"]))](
         h, experts.down, experts.shared_down, ids, shares, y, h.stride(0),
-        N=N, F=F, F_SHARED=shared, C=S - 1, CP=triton.next_power_of_2(S - 1), POLICY=policy(T),
+        N=N, F=F, F_SHARED=shared, C=S - 1, CP=next_power_of_2(S - 1), POLICY=policy(T),
         **blocks, **pdl.options(h),
     )  # fmt: skip
     return y

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ninfer_kernels.sizes import next_power_of_2
 from ninfer_kernels.tuning import Blocks, Facts, Shape, Tunable
 
 from .layer import Experts
@@ -17,7 +18,7 @@ WARP = 32
 
 
 def padded(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, next_power_of_2(size))
 
 
 def choose_default(shape: Shape, facts: Facts) -> Blocks:
@@ -75,7 +76,7 @@ def _down(shape: Shape, BN: int, warps: int) -> Blocks:
 
 
 def _slots(shape: Shape) -> int:
-    return 1 << (shape["C"] - 1).bit_length()
+    return next_power_of_2(shape["C"])
 
 
 def _width(shape: Shape) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl, turns
 from ninfer_kernels.activation.gpu import swiglu
+from ninfer_kernels.sizes import cdiv, next_power_of_2
 from ninfer_kernels.tiled_linear import TiledLinear
 from ninfer_kernels.tiled_linear.gpu import WARPS, constants
 from ninfer_kernels.tiled_linear.tiles import CHUNK, TILE_ROWS
@@ -35,8 +35,8 @@ def gate_up_blocks(stack: PackedStack, k: int) -> Blocks:
     """Programs that share a tile. No number of tokens among what they depend on: it must not change what a token
     becomes."""
     chunks, tiles = stack.tiles.chunks, k * stack.shape[1] // TILE_ROWS
-    each = triton.cdiv(chunks, max(1, min(chunks, PROGRAMS // tiles)))
-    return {"splits": triton.cdiv(chunks, each), "num_stages": _stages(each)}
+    each = cdiv(chunks, max(1, min(chunks, PROGRAMS // tiles)))
+    return {"splits": cdiv(chunks, each), "num_stages": _stages(each)}
 
 
 def down_blocks(stack: PackedStack) -> Blocks:
@@ -61,10 +61,10 @@ def gate_up(
     sums = torch.empty(T * C, across, splits, TILE_ROWS, dtype=torch.float32, device=x.device)
     packed_gate_up_kernel[(across, splits, T * (C + 1))](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, h, sums, experts.tickets, shared, h_shared,
-        x.stride(0), T, tiles.chunks, triton.cdiv(tiles.chunks, splits),
+        x.stride(0), T, tiles.chunks, cdiv(tiles.chunks, splits),
         N=N, F=F, F_SHARED=shared_width, C=C, SPLITS=splits, WHOLE=N % CHUNK == 0,
         STAGES=blocks["num_stages"],
-        PIECE=triton.next_power_of_2(triton.cdiv(shared_width, across * splits)), num_warps=WARPS,
+        PIECE=next_power_of_2(cdiv(shared_width, across * splits)), num_warps=WARPS,
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip
     return h, h_shared
@@ -82,7 +82,7 @@ def down(
     turn = turns.turn(said)
     packed_down_kernel[(N // TILE_ROWS, T * (S - 1))](
         h, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, shares, said, said_shared, experts.tickets, y,
-        tiles.chunks, N=N, F=F, C=S - 1, CP=triton.next_power_of_2(S - 1),
+        tiles.chunks, N=N, F=F, C=S - 1, CP=next_power_of_2(S - 1),
         WHOLE=F % CHUNK == 0, STAGES=blocks["num_stages"], num_warps=WARPS,
         TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "", **constants(tiles.format, h), **pdl.options(h),
     )  # fmt: skip

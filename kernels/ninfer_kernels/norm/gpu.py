@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.sizes import next_power_of_2
 
 from .kernel import add_rms_norm_kernel, gated_rms_norm_kernel, rms_norm_kernel
 
@@ -75,7 +75,7 @@ def heads_of(x: Tensor) -> tuple[int, int, int]:
 
 
 def block(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, next_power_of_2(width))
 
 
 def warps(width: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.sizes import cdiv, next_power_of_2
 from ninfer_kernels.tuning import Blocks, Facts, table
 
 from .blocks import ATTEND, MANY_QUERIES
@@ -54,7 +54,7 @@ def launch(
     G = keys.heads
     if q_THD.stride()[1:] != (D, 1):
         q_THD = q_THD.contiguous()
-    blocks = triton.cdiv(rows.widest * (H // G), BQ)
+    blocks = cdiv(rows.widest * (H // G), BQ)
     shares = share_count(len(rows) * blocks * G, rows.page_table.shape[1], T, chosen["programs"])
     out = torch.empty(T, H, D, dtype=out_dtype, device=q_THD.device)
     partial = logsum = out
@@ -92,7 +92,7 @@ def launch(
         **pdl.options(q_THD),
     )
     if shares > 1:
-        BS = triton.next_power_of_2(shares)
+        BS = next_power_of_2(shares)
         merge_kernel[(T * H,)](partial, logsum, out, D=D, SHARES=shares, BS=BS, num_warps=4, **pdl.options(out))
     return out
 
@@ -101,7 +101,7 @@ def queries_of_a_program(wide: int, D: int, element_bytes: int, facts: Facts) ->
     """``wide``: the queries a KV head has in the step's widest row."""
     room = BLOCK_BYTES[element_bytes] // (1 if facts.shared_bytes >= AMPLE_SHARED else 4)
     most = min(WIDE_BLOCK, max(16, room // (D * element_bytes)))
-    return min(most, max(16, triton.next_power_of_2(wide)))
+    return min(most, max(16, next_power_of_2(wide)))
 
 
 def share_count(programs: int, pages: int, tokens: int, wanted: int) -> int:

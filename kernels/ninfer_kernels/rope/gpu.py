@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.sizes import next_power_of_2
 
 from .kernel import angles_kernel, rotate_kernel
 
@@ -33,7 +33,7 @@ def _angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None, factor:
     cos, sin = (torch.empty(T, 1, size, dtype=torch.float32, device=positions.device) for size in (2 * half, half))
     angles_kernel[(T,)](
         positions, frequencies, axes, cos, sin, factor, *positions.stride(),
-        HALF=half, BH=triton.next_power_of_2(half), AXES=axes is not None, num_warps=1, enable_fp_fusion=False,
+        HALF=half, BH=next_power_of_2(half), AXES=axes is not None, num_warps=1, enable_fp_fusion=False,
         **pdl.options(positions),
     )  # fmt: skip
     return cos, sin
@@ -59,6 +59,6 @@ def _launch(x_THD: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float,
     y = torch.empty(T, H, D, dtype=x_THD.dtype, device=x_THD.device)
     rotate_kernel[(T, H)](
         x_THD, weight, cos, sin, y, eps, x_THD.stride(0), x_THD.stride(1),
-        H=H, D=D, R=cos.shape[-1], BD=max(16, triton.next_power_of_2(D)), NORM=norm, num_warps=1, **pdl.options(x_THD),
+        H=H, D=D, R=cos.shape[-1], BD=max(16, next_power_of_2(D)), NORM=norm, num_warps=1, **pdl.options(x_THD),
     )  # fmt: skip
     return y

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.sizes import cdiv, next_power_of_2
 
 from .draw_kernel import draw_kernel
 from .draws import DRAWN, OUT, Draws, draws_in
@@ -56,7 +56,7 @@ def draw_into(
     columns; column ``r`` fills ``positions[r] + shift``. Without ``spoken`` penalties are left out; with it, lanes have
     drawn the token of their row's first column last."""
     R, V = logits.shape
-    C = triton.cdiv(V, CHUNK)
+    C = cdiv(V, CHUNK)
     ranks = torch.empty(R * C * (GROUPS + 1) + R * 2 * KP, dtype=torch.int32, device=logits.device)
     groups, chunks, few_groups = ranks.split([R * C * GROUPS, R * C, R * 2 * KP])
     sums = torch.empty(R * C, dtype=torch.float32, device=logits.device)
@@ -68,7 +68,7 @@ def draw_into(
         GROUPS=GROUPS, SIZE=SIZE, KP=KP, FEW=FEW, SPOKEN=spoken is not None, num_warps=1, enable_fp_fusion=False,
         **pdl.options(logits),
     )  # fmt: skip
-    BC = triton.next_power_of_2(C)
+    BC = next_power_of_2(C)
     draw_kernel[(R,)](
         logits, chunks, groups, sums, few_groups, few, settings, positions, *out, counts, last, lanes, ids,
         V, *strides, positions.stride(0), shift, width, C,
@@ -83,5 +83,5 @@ def feed(spoken: Spoken, said: Tensor) -> None:
     (B, D), W = said.shape, spoken.ids.shape[0] // said.shape[0]
     feed_kernel[(B,)](
         spoken.ids, spoken.last, spoken.lanes, spoken.counts, said, spoken.counts.stride(0), W, D,
-        BW=triton.next_power_of_2(W), BD=triton.next_power_of_2(D), DRAWN=DRAWN, num_warps=1, **pdl.options(said),
+        BW=next_power_of_2(W), BD=next_power_of_2(D), DRAWN=DRAWN, num_warps=1, **pdl.options(said),
     )  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ninfer_kernels import pdl, turns
+from ninfer_kernels.sizes import cdiv
 from ninfer_kernels.tuning import Blocks
 
 from . import unpack
@@ -47,12 +47,12 @@ def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | Non
     (T, K), N = x.shape, tiles.rows
     if out is None:
         out = torch.empty(T, N, dtype=x.dtype, device=x.device)
-    count, across = tiles.codes.shape[0], triton.cdiv(T, BT)
+    count, across = tiles.codes.shape[0], cdiv(T, BT)
     sums = torch.empty((T, count, splits, TILE_ROWS) if splits > 1 else (1,), dtype=torch.float32, device=x.device)
     turn = turns.turn(sums)
     few_rows_kernel[(count, splits, across)](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, sums, tiles.tickets,
-        T, N, K, x.stride(0), out.stride(0), tiles.chunks, triton.cdiv(tiles.chunks, splits),
+        T, N, K, x.stride(0), out.stride(0), tiles.chunks, cdiv(tiles.chunks, splits),
         BT=BT, SPLITS=splits, WHOLE=K % CHUNK == 0, STAGES=blocks["num_stages"], num_warps=WARPS,
         TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
         **constants(tiles.format, x), **pdl.options(x),
@@ -63,7 +63,7 @@ def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | Non
 def decode(tiles: Tiles, first_tile: int, out: Tensor) -> Tensor:
     """Rows from ``first_tile`` on. out: [rows, K] contiguous, filled and given back."""
     rows, K = out.shape
-    decode_kernel[(triton.cdiv(rows, TILE_ROWS), tiles.chunks)](
+    decode_kernel[(cdiv(rows, TILE_ROWS), tiles.chunks)](
         tiles.codes, tiles.more, tiles.scales, tiles.factors, out, first_tile, rows, K, tiles.chunks,
         num_warps=4, **constants(tiles.format, out),
     )  # fmt: skip
