@@ -17,6 +17,7 @@ from ninfer_core.engine.load import load_engine
 from ninfer_core.engine.progress import Silent
 from ninfer_core.engine.request import Request, output_budget
 from ninfer_core.engine.thinking import plan_budget
+from ninfer_core.engine.worker import RECOVERIES
 from ninfer_core.kv.prefix import Prefix
 from ninfer_core.options import parse
 from ninfer_core.plugins import Plugins
@@ -61,6 +62,7 @@ class Driver:
         self.worker.outbox.loop = NowLoop()  # type: ignore[assignment]
         self.now = 1000.0
         self.worker._clock = lambda: self.now
+        self._open_session = self.worker.lanes._open_session
         self._ids = itertools.count(10_000)
 
     def submit(
@@ -140,13 +142,19 @@ class Driver:
 
     def run_out_of_memory_in_the_next_admission(self) -> None:
         lanes = self.worker.lanes
-        real = lanes._open_session
+        real = self._open_session
 
         def broken(request: Request) -> Any:
             lanes._open_session = real
             raise MemoryError
 
         lanes._open_session = broken
+
+    @property
+    def survives_faults(self) -> bool:
+        """Whether one more fault of each kind (a unit, an admission, a copy of a state) leaves the engine running, which
+        gives up after so many without a unit that completes."""
+        return self.worker._streak + 3 <= RECOVERIES
 
     def check_at_rest(self) -> None:
         """Everything is back where it was before the first request."""

@@ -12,7 +12,7 @@ import pytest
 from engines import Driver, end, events, open_engine, text
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ninfer_core.api import ApiError, Result, SamplingRequest
 from ninfer_core.errors import InternalError, Overloaded, QueueTimeout
@@ -89,11 +89,13 @@ class Walk(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.driver.now += seconds
 
+    @precondition(lambda self: self.driver.survives_faults)
     @rule()
     def run_out_of_memory(self):
         self.driver.run_out_of_memory_in_the_next_unit()
         self.faults += 1
 
+    @precondition(lambda self: self.driver.survives_faults)
     @rule()
     def run_out_of_memory_in_an_admission(self):
         self.driver.run_out_of_memory_in_the_next_admission()

@@ -11,7 +11,7 @@ import pytest
 from engines import Driver, end, open_engine, text
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from test_scoring import NO, YES, expected, job
 
 from ninfer_core.api import ApiError, Result
@@ -127,6 +127,7 @@ class Walk(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.driver.now += seconds
 
+    @precondition(lambda self: self.driver.survives_faults)
     @rule(where=st.sampled_from(["unit", "admission", "copy"]))
     def run_out_of_memory(self, where):
         self.faults += 1
