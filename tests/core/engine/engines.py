@@ -152,8 +152,10 @@ class Driver:
 
     @property
     def survives_faults(self) -> bool:
-        """Whether one more fault of each kind (a unit, an admission, a copy of a state) leaves the engine running, which
-        gives up after so many without a unit that completes."""
+        """Whether one more fault of each kind (a unit, an admission, a copy of a state) leaves the engine running.
+
+        It gives up after so many without a unit that completes.
+        """
         return self.worker._streak + 3 <= RECOVERIES
 
     def check_at_rest(self) -> None:
