@@ -62,8 +62,7 @@ def gate_up(
     packed_gate_up_kernel[(across, splits, T * (C + 1))](
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, h, sums, experts.tickets, shared, h_shared,
         x.stride(0), T, tiles.chunks, cdiv(tiles.chunks, splits),
-        N=N, F=F, F_SHARED=shared_width, C=C, SPLITS=splits, WHOLE=N % CHUNK == 0,
-        STAGES=blocks["num_stages"],
+        N=N, F=F, F_SHARED=shared_width, C=C, SPLITS=splits, WHOLE=N % CHUNK == 0, STAGES=blocks["num_stages"],
         PIECE=next_power_of_2(cdiv(shared_width, across * splits)), num_warps=WARPS,
         **constants(tiles.format, x), **pdl.options(x),
     )  # fmt: skip

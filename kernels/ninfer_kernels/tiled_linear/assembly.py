@@ -2,7 +2,7 @@
 
 Each text takes four bytes of a row in one register and gives their numbers in registers of two: bytes 0 and 2, then
 1 and 3; where a byte holds two numbers, those of the low nibbles come before those of the high ones. Numbers of five
-and six bits lie in halves of a register, as ``unpack.py`` says.
+and six bits lie in halves of a register, as ``tiles.py`` says.
 """
 
 import struct

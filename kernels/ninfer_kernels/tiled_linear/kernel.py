@@ -61,8 +61,8 @@ def few_rows_kernel(
     x, codes, more, scales, factors, y, sums, tickets, T, N, K, stride_x, stride_y, chunks, per_split,
     UNPACK: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, CODE_BYTES: tl.constexpr,
     MORE_BYTES: tl.constexpr, SCALED: tl.constexpr, FACTORS: tl.constexpr, ASM: tl.constexpr, BT: tl.constexpr,
-    SPLITS: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
-    TURN: tl.constexpr, CACHE: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, TURN: tl.constexpr, CACHE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile's outputs of BT rows over ``per_split`` chunks. x: [T, K] and y: [T, N], rows ``stride_x``
     and ``stride_y`` apart. CACHE: how x is read.
