@@ -16,7 +16,7 @@ import torch
 from ninfer_core.api import OptionValues
 from ninfer_core.engine.progress import Progress
 from ninfer_core.errors import ArtifactError
-from ninfer_kernels import tuning
+from ninfer_kernels import linear, tuning
 from ninfer_kernels.tuning import Choice, Key, Measured, Table
 
 from . import profile_file
@@ -79,6 +79,7 @@ class DeviceProfile:
                 self._table.facts,
                 self._device,
                 deadline=begin + SEARCH_SECONDS[self.mode],
+                neighbour=linear.neighbour,
                 advance=progress.advance,
             )
         except Exception as error:

@@ -21,7 +21,9 @@ SMALL = Facts(
     name="NVIDIA Unheard Of", capability=(8, 6), multiprocessors=28, shared_bytes=99 << 10, cache_bytes=3 << 20
 )
 LARGE = Facts(name="NVIDIA H200", capability=(9, 0), multiprocessors=132, shared_bytes=227 << 10, cache_bytes=50 << 20)
-SECONDS = {8: 1.0, 16: 0.5, 32: 0.9, 64: 0.1, 128: 0.4}
+SECONDS = {1: 3.0, 8: 1.0, 16: 0.5, 32: 0.9, 64: 0.1, 128: 0.4}
+BESIDE = {}  # further seconds of a run that follows a neighbour
+NEIGHBOUR = 1
 SHAPE = (("N", 7),)
 KEY = ("test.double", SHAPE)
 
@@ -33,7 +35,7 @@ class Doubling(Tunable):
         given = {
             "name": "test.double",
             "default": lambda shape, facts: {"BN": 8},
-            "candidates": lambda shape, facts: ({"BN": size} for size in SECONDS),
+            "candidates": lambda shape, facts: ({"BN": size} for size in SECONDS if size != NEIGHBOUR),
             "inputs": lambda shape, device, generator: (torch.rand(shape["N"], generator=generator) + 1,),
             "run": self._run,
         }
@@ -50,13 +52,14 @@ class Doubling(Tunable):
 
 
 class Stopwatch:
-    """Says of every run what SECONDS has for the blocks it ran with."""
+    """Says of every run what SECONDS has for the blocks it ran with, and what BESIDE adds after a neighbour's."""
 
     def seconds(self, work):
         Doubling.ran.clear()
         work()
-        assert len(set(Doubling.ran)) == 1
-        return SECONDS[Doubling.ran[0]] * len(Doubling.ran)
+        assert len(set(Doubling.ran) - {NEIGHBOUR}) <= 1
+        waits = sum(BESIDE.get(size, 0) for one, size in itertools.pairwise(Doubling.ran) if one == NEIGHBOUR)
+        return waits + sum(SECONDS[size] for size in Doubling.ran)
 
 
 def asked(tunable=None, facts=SMALL, **changes):
@@ -76,6 +79,20 @@ def test_the_fastest_right_candidate_is_found():
     assert measured.microseconds == pytest.approx(5e5)
     assert measured.default_microseconds == pytest.approx(1e6)
     assert (measured.tried, measured.failed) == (2, 2)
+
+
+def test_a_candidate_that_waits_for_the_launch_before_it_is_not_the_fastest(monkeypatch):
+    monkeypatch.setitem(BESIDE, 16, 1.2)
+    alone = found(asked())[KEY]
+    assert (alone.blocks, alone.microseconds) == ({"BN": 16}, pytest.approx(5e5))
+    measured = found(asked(), neighbour=lambda device: lambda: Doubling.ran.append(NEIGHBOUR))[KEY]
+    assert (measured.blocks, measured.microseconds) == ({"BN": 32}, pytest.approx(9e5))
+    assert measured.default_microseconds == pytest.approx(1e6)
+    assert (measured.tried, measured.failed) == (2, 2)
+
+
+def test_nothing_is_made_for_a_search_of_nothing():
+    assert found(Table(SMALL), neighbour=lambda device: pytest.fail("a neighbour was made")) == {}
 
 
 def test_a_candidate_that_gains_less_than_the_noise_changes_nothing(monkeypatch):
@@ -314,6 +331,15 @@ def test_every_candidate_of_the_few_row_product_gives_its_result(device):
     (one,) = measured.values()
     assert one.failed == 0
     assert one.tried >= 20
+
+
+def test_the_neighbour_of_a_search_is_a_product(device, monkeypatch):
+    from ninfer_kernels.linear import gpu
+
+    monkeypatch.setattr(gpu, "NEIGHBOUR", {"N": 70, "K": 300})
+    product = gpu.neighbour(device)()
+    assert product.shape == (8, 70)
+    assert torch.isfinite(product).all()
 
 
 def test_attention_can_be_searched(device, monkeypatch):

@@ -1,6 +1,6 @@
 """Products with dense matrices."""
 
 from . import reference
-from .routes import linear
+from .routes import linear, neighbour
 
-__all__ = ["linear", "reference"]
+__all__ = ["linear", "neighbour", "reference"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,14 @@ def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     if few and x.stride(1) == 1 and weight.is_contiguous() and (gpu := gpu_route(x, __package__)) is not None:
         return gpu.linear(x, weight, out)  # type: ignore[no-any-return]
     return torch.mm(x, weight.t(), out=out)
+
+
+def neighbour(device: torch.device) -> Callable[[], object]:
+    """A launch that reads memory as most of those of a round do, for a search to time others beside. Only where
+    kernels can be launched."""
+    from . import gpu  # Triton is for GPUs
+
+    return gpu.neighbour(device)
 
 
 def _put(product: Tensor, x: Tensor, out: Tensor | None) -> Tensor:

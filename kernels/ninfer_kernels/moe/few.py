@@ -40,7 +40,7 @@ def gate_up(x_TN: Tensor, experts: Experts, ids: Tensor, blocks: Blocks | None =
     programs = cdiv(shared, blocks["BI"]) + cdiv(F, blocks["BI"]) * (S - 1)
     few_gate_up_kernel[(T * programs,)](
         x_TN, experts.gate_up, experts.shared_gate_up, ids, h,
-        x_TN.stride(0), h.shape[1], T, N=N, F=F, F_SHARED=shared, C=S - 1, POLICY=policy(T),
+        x_TN.stride(0), h.shape[1], T, N=N, F=F, F_SHARED=shared, C=S - 1,
         STAGES=blocks["num_stages"], **blocks, **pdl.options(x_TN),
     )  # fmt: skip
     return h
@@ -53,15 +53,10 @@ def down(h: Tensor, experts: Experts, shares: Tensor, ids: Tensor, blocks: Block
     y = torch.empty(T, N, dtype=h.dtype, device=h.device)
     few_down_kernel[(T, cdiv(N, blocks["BN"]))](
         h, experts.down, experts.shared_down, ids, shares, y, h.stride(0),
-        N=N, F=F, F_SHARED=shared, C=S - 1, CP=next_power_of_2(S - 1), POLICY=policy(T),
+        N=N, F=F, F_SHARED=shared, C=S - 1, CP=next_power_of_2(S - 1),
         **blocks, **pdl.options(h),
     )  # fmt: skip
     return y
-
-
-def policy(T: int) -> str:
-    """One token's experts are read once, and leave the cache to what is read again."""
-    return "evict_first" if T == 1 else ""
 
 
 def inner(experts: Experts) -> tuple[int, int]:

@@ -36,11 +36,11 @@ def gated(b_g, b_u, like):
 def few_gate_up_kernel(
     x, w, w_shared, ids, h, stride_x, stride_h, T,
     N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr, C: tl.constexpr, BI: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, POLICY: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BI inner elements of a slot. x: [T, N]; w: [E, 2F, N]; h: [T * S, stride_h]. The shared expert's programs come
     first: x was complete before the launch before let this one in, so they run while experts are being chosen.
-    STAGES pieces of BN columns are in flight. POLICY: what the cache does with what is read here."""
+    STAGES pieces of BN columns are in flight."""
     i_p = tl.program_id(0)
     early = T * ((F_SHARED + BI - 1) // BI)
     is_shared = i_p < early
@@ -61,7 +61,7 @@ def few_gate_up_kernel(
     for n in tl.range(0, N, BN, num_stages=STAGES):
         o_n = n + tl.arange(0, BN)[None, None, :]
         m_w = m_i[None, :, None] & (o_n < N)
-        b_w = tl.load(own + o_r[:, :, None] * N + o_n, mask=m_w, other=0.0, eviction_policy=POLICY)
+        b_w = tl.load(own + o_r[:, :, None] * N + o_n, mask=m_w, other=0.0)
         # one load for both kinds of programs: a branch here would keep weights from being on their way
         b_x = tl.load(x + i_t * stride_x + o_n, mask=o_n < N, other=0.0, cache_modifier=".cg")
         b_acc += b_w.to(tl.float32) * b_x.to(tl.float32)
@@ -74,7 +74,7 @@ def few_gate_up_kernel(
 @triton.jit
 def few_down_kernel(
     h, w, w_shared, ids, shares, y, stride_h, N: tl.constexpr, F: tl.constexpr, F_SHARED: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, POLICY: tl.constexpr, PDL: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN outputs of a token: what its slots say, each rounded, and the sum of their shares. w: [E, N, F]; h: [T * S,
     stride_h]; y: [T, N]. Ids and shares were written two launches before, and the one between waited for them."""
@@ -89,15 +89,15 @@ def few_down_kernel(
     at_w = w + b_e[:, None, None] * (N * F) + o_n[None, :, None] * F
     at_h = h + (first + o_c)[:, None, None] * stride_h
     at_s = w_shared + o_n[None, :, None] * F_SHARED
-    b_w = tl.load(at_w + o_f, mask=m_w & (o_f < F), other=0.0, eviction_policy=POLICY)
-    b_s = tl.load(at_s + o_f, mask=m_n[None, :, None] & (o_f < F_SHARED), other=0.0, eviction_policy=POLICY)
+    b_w = tl.load(at_w + o_f, mask=m_w & (o_f < F), other=0.0)
+    b_s = tl.load(at_s + o_f, mask=m_n[None, :, None] & (o_f < F_SHARED), other=0.0)
     b_share = tl.load(shares + first + o_c, mask=m_c, other=0.0, cache_modifier=".cg")
     b_share_last = tl.load(shares + first + C, cache_modifier=".cg")
     begin(PDL)
     b_acc = tl.zeros([CP, BN, BF], tl.float32)
     for f in tl.static_range(0, F, BF):
         if f > 0:
-            b_w = tl.load(at_w + f + o_f, mask=m_w & (o_f < F - f), other=0.0, eviction_policy=POLICY)
+            b_w = tl.load(at_w + f + o_f, mask=m_w & (o_f < F - f), other=0.0)
         b_h = tl.load(at_h + f + o_f, mask=m_c[:, None, None] & (o_f < F - f), other=0.0)
         b_acc += b_w.to(tl.float32) * b_h.to(tl.float32)
     b_shared = tl.zeros([1, BN, BF], tl.float32)

@@ -1,5 +1,9 @@
 """The search for block sizes: every candidate timed over inputs that the device's cache cannot hold.
 
+It is timed twice, alone and with a neighbour's launch before each of its own, and the mean counts: in a round other
+launches lie between two of a shape, and a program that wants most of a multiprocessor's shared memory then waits until
+the launch before has left it. Among programs of its own kind that does not show (docs/performance.md).
+
 A candidate counts when its result is that of the default within the kernel's tolerance. A shape is decided when all of
 its candidates were tried; one that the time did not suffice for keeps what it has.
 """
@@ -23,6 +27,7 @@ from .tunable import Inputs, Tunable
 GAIN = 0.97
 """A candidate replaces the default when it takes at most this share of its time: less is noise."""
 MOST_COPIES = 64
+NEIGHBOURS = 8  # launches its own time is the mean of
 REPLAYS = 12
 REPLAY_SECONDS = 0.03  # for all replays of one candidate
 
@@ -40,10 +45,13 @@ class Measured:
     failed: int
 
 
+Launch = Callable[[], object]
+
+
 class Timer(Protocol):
     """Runs work on a device and says how long it takes."""
 
-    def seconds(self, work: Callable[[], object]) -> float:
+    def seconds(self, work: Launch) -> float:
         """Of one ``work()``, the median of several."""
 
 
@@ -53,10 +61,10 @@ class GraphTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def seconds(self, work: Callable[[], object]) -> float:
+    def seconds(self, work: Launch) -> float:
         return statistics.median(self.times(work))
 
-    def times(self, work: Callable[[], object]) -> list[float]:
+    def times(self, work: Launch) -> list[float]:
         """Seconds of each of several replays."""
         with torch.cuda.device(self.device):
             graph = torch.cuda.CUDAGraph()
@@ -82,23 +90,25 @@ def search(
     device: torch.device,
     *,
     deadline: float,
+    neighbour: Callable[[torch.device], Launch] | None = None,
     timer: Timer | None = None,
     clock: Callable[[], float] = time.monotonic,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[Key, Measured]:
     """The best blocks of every shape that could be decided before ``deadline``; never raises for a shape that fails.
 
+    ``neighbour`` makes the launch that lies between those of a candidate; without one they are timed alone.
     ``advance`` hears (shapes done, shapes in all).
     """
-    timer = timer or GraphTimer(device)
     wanted = list(choices)
     found: dict[Key, Measured] = {}
+    trial = _Trial(timer or GraphTimer(device), neighbour(device) if neighbour and wanted else None)
     for done, (key, choice) in enumerate(wanted):
         advance(done, len(wanted))
         if clock() >= deadline:
             break
         try:
-            measured = _decide(choice, facts, device, timer, lambda: clock() >= deadline)
+            measured = _decide(choice, facts, device, trial, lambda: clock() >= deadline)
         except Exception as error:  # out of memory, a compiler that fails: the default stays
             log.debug("%s %s: not searched (%s)", key[0], dict(key[1]), type(error).__name__)
             measured = None
@@ -110,15 +120,34 @@ def search(
     return found
 
 
+class _Trial:
+    """Times one launch alone and beside its neighbour."""
+
+    def __init__(self, timer: Timer, neighbour: Launch | None) -> None:
+        self._timer, self._neighbour = timer, neighbour
+        if neighbour is not None:
+            neighbour()  # compiled, before it is recorded
+            self._seconds = timer.seconds(lambda: [neighbour() for _ in range(NEIGHBOURS)]) / NEIGHBOURS
+
+    def seconds(self, tunable: Tunable, copies: list[Inputs], blocks: Blocks) -> float:
+        """Of one run."""
+        alone = self._timer.seconds(lambda: [tunable.run(inputs, blocks) for inputs in copies]) / len(copies)
+        neighbour = self._neighbour
+        if neighbour is None:
+            return alone
+        both = self._timer.seconds(lambda: [(neighbour(), tunable.run(inputs, blocks)) for inputs in copies])
+        return (alone + both / len(copies) - self._seconds) / 2
+
+
 def _decide(
-    choice: Choice, facts: Facts, device: torch.device, timer: Timer, late: Callable[[], bool]
+    choice: Choice, facts: Facts, device: torch.device, trial: _Trial, late: Callable[[], bool]
 ) -> Measured | None:
     """The best blocks of one shape; None when it became too late."""
     tunable, shape = choice.tunable, choice.shape
     copies = rotating_inputs(tunable, shape, facts, device)
     default = tunable.default(shape, facts)
     wanted = tunable.run(copies[0], default).float()
-    standard = best = timer.seconds(lambda: _run_all(tunable, copies, default)) / len(copies)
+    standard = best = trial.seconds(tunable, copies, default)
     chosen, tried, failed = default, 0, 0
     seen = [dict(default)]
     for blocks in tunable.candidates(shape, facts):
@@ -128,7 +157,7 @@ def _decide(
         if dict(blocks) in seen:
             continue
         seen.append(dict(blocks))
-        seconds = _time(tunable, copies, blocks, wanted, timer)
+        seconds = _time(tunable, copies, blocks, wanted, trial)
         if seconds is None:
             failed += 1
             continue
@@ -140,12 +169,12 @@ def _decide(
     )
 
 
-def _time(tunable: Tunable, copies: list[Inputs], blocks: Blocks, wanted: Tensor, timer: Timer) -> float | None:
+def _time(tunable: Tunable, copies: list[Inputs], blocks: Blocks, wanted: Tensor, trial: _Trial) -> float | None:
     """Seconds of one run; None for blocks that do not run or are wrong."""
     try:
         if not close(tunable.run(copies[0], blocks).float(), wanted, tunable.tolerance):
             return None
-        return timer.seconds(lambda: _run_all(tunable, copies, blocks)) / len(copies)
+        return trial.seconds(tunable, copies, blocks)
     except Exception as error:  # too much shared memory, an instruction this device has not
         log.debug("%s %s: %s", tunable.name, dict(blocks), type(error).__name__)
         return None
@@ -177,8 +206,3 @@ def _room(device: torch.device) -> int:
 def input_bytes(inputs: Inputs) -> int:
     """Of the tensors among them, and of what says how many bytes it has."""
     return sum(int(getattr(one, "nbytes", 0)) for one in inputs)
-
-
-def _run_all(tunable: Tunable, copies: list[Inputs], blocks: Blocks) -> None:
-    for inputs in copies:
-        tunable.run(inputs, blocks)

@@ -13,7 +13,7 @@ from ninfer_core.engine.device_profile import DeviceProfile
 from ninfer_core.engine.options import OPTIONS
 from ninfer_core.engine.profile_file import Entry, Profile
 from ninfer_core.engine.progress import Silent
-from ninfer_kernels import tuning
+from ninfer_kernels import linear, tuning
 from ninfer_kernels.tuning import Facts, Measured, Table, Tunable
 
 CPU = torch.device("cpu")
@@ -42,7 +42,8 @@ class Search:
         monkeypatch.setattr(tuning, "search", self)
         monkeypatch.setattr(device_profile.time, "monotonic", lambda: 100.0)
 
-    def __call__(self, choices, facts, device, *, deadline, advance):
+    def __call__(self, choices, facts, device, *, deadline, neighbour, advance):
+        assert neighbour is linear.neighbour
         keys = [key for key, _ in choices]
         self.asked.append(keys)
         self.seconds.append(deadline - 100.0)
