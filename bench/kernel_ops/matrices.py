@@ -68,7 +68,7 @@ def tuned(
 
     return Case(
         op=tunable.name, shape="-".join(f"{key}{value}" for key, value in shape.items()), tests=tests, make=make,
-        run=run, reference=reference, compared=compared, moved=lambda inputs, result: sized(inputs),
+        run=run, reference=reference, compared=compared, moved=lambda inputs, result: sized((inputs, result)),
         beside=beside or {},
     )  # fmt: skip
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 import statistics
 import subprocess
 import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
+from ninfer_core.errors import StartupError
+
 if TYPE_CHECKING:
     import torch
+
+ACCEPTED = "it takes a file of rows, or the name of a new one"
+TAIL_BYTES = 1 << 20  # of a file, that hold its last row
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +105,60 @@ def p90(values: Sequence[float]) -> float:
     return values[0] if len(values) == 1 else statistics.quantiles(values, n=10, method="inclusive")[8]
 
 
+class _Named(msgspec.Struct):
+    """What every line of a file of rows has."""
+
+    op: str
+
+
+def check_out(path: Path) -> None:
+    """StartupError unless ``--out path`` can have rows added to it; the file is made when missing.
+
+    For before a measurement: afterwards its rows would be lost, and what else the file holds (the model itself) ruined.
+    """
+    try:
+        if path.is_dir():
+            raise StartupError(f"--out {str(path)!r} is a folder; {ACCEPTED}")
+        if _special(path):
+            raise StartupError(f"--out {str(path)!r} is no regular file; {ACCEPTED}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            fits = _ends_in_a_row(file)
+    except OSError as error:
+        raise StartupError(f"--out {str(path)!r} cannot be written: {error.strerror}; {ACCEPTED}") from None
+    if not fits:
+        raise StartupError(f"--out {str(path)!r} holds something else: its last line is no row; {ACCEPTED}")
+
+
+def _special(path: Path) -> bool:
+    """A device, a socket, or a FIFO, whose opening would wait for its reader."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _ends_in_a_row(file: BinaryIO) -> bool:
+    """Whether the last line is one, or there is none."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL_BYTES))
+    last = file.read().rstrip().rpartition(b"\n")[2]
+    try:
+        msgspec.json.decode(last, type=_Named)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return size == 0
+    return True
+
+
 def append(path: Path, rows: Sequence[msgspec.Struct]) -> None:
-    """Add rows (``Row``, or a measurement's own) to a JSONL file, its folder made when missing."""
+    """Add rows (``Row``, or a measurement's own) to a JSONL file, its folder made when missing. They begin on a line of
+    their own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with path.open("a+b") as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
         file.writelines(msgspec.json.encode(item) + b"\n" for item in rows)
 
 

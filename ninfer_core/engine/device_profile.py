@@ -1,7 +1,7 @@
 """``--device-profile``: where block sizes of kernels come from, and the search for them at a start.
 
-Nothing here stops a start: a profile that cannot be used, a search that fails and a file that cannot be written are
-told and gone without.
+Nothing that is found here stops a start: a profile that cannot be used, a search that fails and a file that cannot be
+written are told and gone without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from ninfer_core.api import OptionValues
+from ninfer_core.api import OptionValues, Refusal
 from ninfer_core.engine.progress import Progress
 from ninfer_core.errors import ArtifactError
 from ninfer_kernels import linear, tuning
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 AUTO, OFF, CALIBRATE = MODES = ("auto", "off", "calibrate")
 SEARCH_SECONDS = {AUTO: 20.0, CALIBRATE: 120.0}
 """The longest search at a start: one nobody asked for, and one somebody did."""
+NO_HOME = "there is no home folder to keep it in; name a file with --device-profile-path"
+NOT_OURS = "the file there is no profile of this device; remove it or name another with --device-profile-path"
 
 
 class DeviceProfile:
@@ -34,6 +36,8 @@ class DeviceProfile:
     def __init__(self, values: OptionValues, device: torch.device, table: Table | None) -> None:
         """``table``: of the device, None where no kernels are launched."""
         self.mode: str = values["device_profile"]
+        if self.mode == OFF and values["device_profile_path"] is not None:
+            raise Refusal("--device-profile-path has no effect with --device-profile off")
         self._told = "device_profile" in values.given or "device_profile_path" in values.given
         self._device, self._table = device, table
         self._known: Profile | None = None
@@ -68,15 +72,25 @@ class DeviceProfile:
 
     def calibrate(self, progress: Progress) -> None:
         """After a rehearsal: search what it asked for, as far as the mode wants it, and store what was found."""
-        wanted = self._wanted()
-        if self._table is None or not wanted:
+        if self._table is None:
             return
+        wanted = self._wanted()
+        obstacle = self._obstacle() if wanted else None
+        if obstacle is not None:  # before the wait, so that nobody waits for nothing
+            self._unsaved(obstacle)
+        found = self._search(self._table, wanted, progress) if wanted else {}
+        if found and obstacle is None:
+            self._save(found)
+        if self.mode == CALIBRATE:
+            self._keep(self._table, found)
+
+    def _search(self, table: Table, wanted: Mapping[Key, Choice], progress: Progress) -> Mapping[Key, Measured]:
         progress.stage("calibrating kernels")
         begin = time.monotonic()
         try:
-            found = tuning.search(
+            found: Mapping[Key, Measured] = tuning.search(
                 wanted.items(),
-                self._table.facts,
+                table.facts,
                 self._device,
                 deadline=begin + SEARCH_SECONDS[self.mode],
                 neighbour=linear.neighbour,
@@ -84,9 +98,9 @@ class DeviceProfile:
             )
         except Exception as error:
             log.warning("device_calibration_failed", error=type(error).__name__, detail=str(error)[:200])
-            return
+            return {}
         changed = sum(one.blocks != wanted[key].blocks for key, one in found.items())
-        self._table.replace({key: one.blocks for key, one in found.items()})
+        table.replace({key: one.blocks for key, one in found.items()})
         log.info(
             "device_calibration",
             device=self._identity.name,
@@ -95,8 +109,13 @@ class DeviceProfile:
             undecided=len(wanted) - len(found),
             seconds=round(time.monotonic() - begin, 1),
         )
-        if found:
-            self._write(found)
+        return found
+
+    def _keep(self, table: Table, found: Mapping[Key, Measured]) -> None:
+        """Shapes that were not measured anew run with what the file has of them: so does the next start."""
+        if self._known is not None:
+            kept = self._known.blocks().items()
+            table.replace({key: blocks for key, blocks in kept if key not in found and key not in self._before})
 
     def _wanted(self) -> Mapping[Key, Choice]:
         """What a search is for: shapes of this start, and without being asked only those that have nothing better than
@@ -127,15 +146,20 @@ class DeviceProfile:
             log.warning("device_profile_ignored", path=str(self._path), reason=str(error))
             return None
 
-    def _write(self, found: Mapping[Key, Measured]) -> None:
-        why = "there is no home folder to keep it in; name a file with --device-profile-path"
-        if self._path is not None and not self._may_write:
-            why = "the file there is no profile of this device; remove it or name another with --device-profile-path"
-        elif self._path is not None:
-            profile = profile_file.merged(self._known, self._identity, self._software, found)
-            try:
-                profile_file.write(self._path, profile)
-                return
-            except ArtifactError as error:
-                why = str(error)
+    def _obstacle(self) -> str | None:
+        """Why nothing can be stored, as far as it shows before a search."""
+        if self._path is None:
+            return NO_HOME
+        return profile_file.obstacle(self._path) or (None if self._may_write else NOT_OURS)
+
+    def _save(self, found: Mapping[Key, Measured]) -> None:
+        assert self._path is not None
+        try:
+            self._known = profile_file.add(self._path, self._identity, self._software, found, own=not self._named)
+        except Unusable:
+            self._unsaved(NOT_OURS)
+        except ArtifactError as error:
+            self._unsaved(str(error))
+
+    def _unsaved(self, why: str) -> None:
         log.warning("device_profile_unsaved", path=str(self._path), reason=why)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import structlog
-import torch
 
 from ninfer_core.api import Checkpoint, CopySource, KVDtype, ModelFamily, OptionValues, StartupError
 from ninfer_core.api.nn import Model, Runtime
@@ -25,7 +24,7 @@ from ninfer_core.engine.rehearsal import Rehearsal, some_rounds
 from ninfer_core.engine.sizing import fill_memory, graph_allowance, rounds_to_record
 from ninfer_core.engine.stats import HostClock
 from ninfer_core.kv.cache import KVCache, page_bytes
-from ninfer_core.kv.memory import free_bytes
+from ninfer_core.kv.memory import free_bytes, is_shortage
 from ninfer_core.kv.pages import pages_for
 from ninfer_core.kv.state import StatePool
 from ninfer_core.nn.loader import CheckpointWeights
@@ -70,7 +69,7 @@ class DeviceStart:
             self._checkpoint, self._plugins.weight_formats, self._runtime, progress=self._progress.advance
         )
         try:
-            with self._blaming("build a model of the family"), self._room("the weights"):
+            with self._blaming("build a model of the family"), self.room("the weights"):
                 model = self._family.build(self._checkpoint, loader, self._runtime)
         finally:
             uploads = loader.finish()
@@ -104,7 +103,9 @@ class DeviceStart:
         self._progress.stage("allocating the KV pool")
         layout = self._family.state_layout(self._checkpoint.config, self._runtime)
         # one more than the lanes need, where a state takes memory: what is held of a prompt's beginning has one too
-        states = StatePool(layout, limits.max_concurrency + bool(layout), self._device)
+        slots = limits.max_concurrency + bool(layout)
+        with self.room(f"the states of {slots} sequences"):
+            states = StatePool(layout, slots, self._device)
         wanted = rounds_to_record(model, self._runtime, limits, sources, self._values, rounds)
         self._allowance = graph_allowance(len(wanted), self._values)
         self._page, self._least_pages = page_bytes(self._geometry, self._dtype), limits.pool_pages
@@ -145,6 +146,20 @@ class DeviceStart:
         log.info("memory", **ledger.summary())
         return ledger
 
+    @contextmanager
+    def room(self, what: str) -> Iterator[None]:
+        """Memory that does not suffice is nobody's fault but an option's."""
+        try:
+            yield
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            free = free_bytes(self._device) >> 20
+            raise StartupError(
+                f"out of memory on {self._device}: {what} did not fit, {free} MiB are free; lower --max-context, "
+                "--kv-capacity, --max-concurrency or --prefill-chunk, or free what others hold there"
+            ) from None
+
     @property
     def _rehearses(self) -> bool:
         """On a CPU nothing is learnt from it: no kernel is searched, and memory is taken as it is needed."""
@@ -162,13 +177,13 @@ class DeviceStart:
         cache = self._cache(pages_for(chunk))
         rehearsal = Rehearsal(model, cache, states, self._device, pages=cache.pages, vocabulary=vocabulary)
         tried = some_rounds(rounds)
-        room = self._room(f"a prefill of {chunk} tokens")
+        room = self.room(f"a prefill of {chunk} tokens")
         with self._blaming("run the family"), room, self._readings.passing_values():
             rehearsal.run(chunk=chunk, max_context=limits.max_context, rounds=tried)
 
     def _cache(self, pages: int) -> KVCache:
         blaming = self._plugins.blaming(self._plugins.kv_dtypes, self._dtype.name, "open the KV storage")
-        with blaming, self._room(f"a KV pool of {pages} pages, {pages * self._page >> 20} MiB,"):
+        with blaming, self.room(f"a KV pool of {pages} pages, {pages * self._page >> 20} MiB,"):
             return KVCache(self._geometry, self._dtype, pages, self._device, self._runtime.reference)
 
     def _record(
@@ -204,18 +219,6 @@ class DeviceStart:
 
     def _blaming(self, what: str) -> AbstractContextManager[None]:
         return self._plugins.blaming(self._plugins.model_families, self._family.name, what)
-
-    @contextmanager
-    def _room(self, what: str) -> Iterator[None]:
-        """Memory that does not suffice is nobody's fault but an option's."""
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            free = free_bytes(self._device) >> 20
-            raise StartupError(
-                f"out of memory on {self._device}: {what} did not fit, {free} MiB are free; lower --max-context, "
-                "--kv-capacity, --max-concurrency or --prefill-chunk, or free what others hold there"
-            ) from None
 
 
 def _all_rounds(limits: EngineLimits, sources: Sequence[CopySource], rounds: Sequence[Shape] | None) -> Sequence[Shape]:

@@ -105,7 +105,7 @@ def _compose(
         close=checkpoint.close,
     )
     progress.stage("warm-up")
-    with plugins.blaming(plugins.model_families, family.name, "run the family"):
+    with plugins.blaming(plugins.model_families, family.name, "run the family"), start.room("the first request"):
         engine.warm_up()
     engine.memory, engine.load_facts = start.ledger(program, limits), start.load_facts
     log.info(

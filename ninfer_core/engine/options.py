@@ -123,7 +123,8 @@ _MEMORY = (
         metavar="N",
         parse=integer(0, 1 << 20),
         default_text="computed from the number of recorded rounds",
-        help="memory in MiB that --kv-capacity auto leaves for recorded decode rounds; the log has what they took",
+        help="memory in MiB that --kv-capacity auto leaves for recorded decode rounds; the log has what they took; "
+        "on a GPU only",
     ),
 )
 

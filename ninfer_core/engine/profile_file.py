@@ -6,11 +6,14 @@ profile, and is not written over.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +28,7 @@ from ninfer_core.weights.staged import StagedFile
 from ninfer_kernels.tuning import Blocks, Facts, Key, Measured
 
 MOST_BYTES = 16 << 20
+LOCK_TRIES, LOCK_SECONDS = 40, 0.05  # how often a lock is asked for, and the wait between
 Positive = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -87,19 +91,89 @@ def read(path: Path, device: Device, software: Software) -> Profile | None:
     return profile
 
 
+def add(path: Path, device: Device, software: Software, found: Mapping[Key, Measured], *, own: bool) -> Profile:
+    """Put what was found into the profile that is there now, and return it: another start may have stored its own since
+    this one read it.
+
+    ``own``: a file that is no profile of this device is replaced. Otherwise it is Unusable; also raises ArtifactError.
+    """
+    target = _target(path)
+    _make(target.parent)
+    with _locked(target.parent):
+        try:
+            there = read(target, device, software)
+        except Unusable as error:
+            if not (own or error.ours):
+                raise
+            there = None
+        profile = merged(there, device, software, found)
+        write(target, profile)
+    return profile
+
+
 def write(path: Path, profile: Profile) -> None:
     """Put the profile in place at once. Raises ArtifactError."""
     text = msgspec.json.format(msgspec.json.encode(profile), indent=1)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtifactError(f"{path.parent}: cannot be made ({reason(error)})") from None
-    file = StagedFile(path)
+    target = _target(path)
+    _make(target.parent)
+    file = StagedFile(target)
     try:
         file.write(text + b"\n")
         file.publish(replace=True)
     finally:
         file.discard()
+
+
+def obstacle(path: Path) -> str | None:
+    """Why no file can be put there, as far as that shows before one is."""
+    target = _target(path)
+    if os.path.isdir(target):
+        return f"{path}: is a folder"
+    place = next(one for one in target.parents if os.path.lexists(one))
+    if not os.path.isdir(place):
+        return f"{place}: is no folder"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place}: cannot be written"
+    return None
+
+
+def _target(path: Path) -> Path:
+    """What a link leads to, whether it is there or not: the link stays one."""
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # no file name at all; ``read`` says so
+        return path
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"{folder}: cannot be made ({reason(error)})") from None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Those who store a profile in the folder do so one after the other. Where there are no locks, or somebody holds
+    this one for long, it is gone without."""
+    fd = -1
+    try:
+        with contextlib.suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _lock(fd)
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(LOCK_SECONDS)
 
 
 def merged(old: Profile | None, device: Device, software: Software, found: Mapping[Key, Measured]) -> Profile:

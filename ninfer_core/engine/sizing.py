@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import structlog
 import torch
 
 from ninfer_core.api import CopySource, OptionValues, Refusal
@@ -13,6 +14,8 @@ from ninfer_core.engine.engine import EngineLimits
 from ninfer_core.engine.graphs import Shape, computed_allowance, shapes
 from ninfer_core.kv.memory import free_bytes
 from ninfer_core.kv.pages import PAGE_TOKENS, pages_for
+
+log = structlog.get_logger()
 
 
 def plan_limits(values: OptionValues, max_context: int, guidance: tuple[int, ...]) -> EngineLimits:
@@ -69,6 +72,8 @@ def graph_allowance(count: int, values: OptionValues) -> int:
     """Bytes set aside for the graphs where memory decides the pool's size."""
     mib = values["cuda_graph_allowance_mib"]
     if not count:
+        if "cuda_graph_allowance_mib" in values.given:
+            log.info("option_without_effect", option="--cuda-graph-allowance-mib", detail="no round is recorded here")
         return 0
     return computed_allowance(count) if mib is None else int(mib) << 20
 

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import structlog
-import torch
 
 from ninfer_core.api import ApiError, InvariantError, Unavailable
 from ninfer_core.api.jobs import FinishReason
@@ -22,6 +21,7 @@ from ninfer_core.engine.request import Request
 from ninfer_core.engine.scheduler import Scheduler, Staged
 from ninfer_core.engine.stats import EMPTY, Counters, Gauges, HostClock, Running, Snapshot, Waiting
 from ninfer_core.errors import InternalError, QueueTimeout
+from ninfer_core.kv.memory import is_shortage
 from ninfer_core.sampling.sampler import FAILED
 from ninfer_core.text.output import Taken
 
@@ -110,30 +110,37 @@ class Worker:
     def step(self) -> None:
         """One worker boundary."""
         try:
-            with self._host.phase("engine_boundary"):
-                self._drop_waiting()
-                self._end_cancelled()
-                self._grow_leases()
-                self._admit_one()
-                self._end_cancelled()
-            self._run_unit()
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self._recover(error)
-        except InvariantError as error:
-            if not self._recovers_invariants:
+            self._boundary()
+        except Exception as error:
+            if not (is_shortage(error) or (isinstance(error, InvariantError) and self._recovers_invariants)):
                 raise
             self._recover(error)
+        self._maintain()
+
+    def _boundary(self) -> None:
+        with self._host.phase("engine_boundary"):
+            self._drop_waiting()
+            self._end_cancelled()
+            self._grow_leases()
+            self._admit_one()
+            self._end_cancelled()
+        self._run_unit()
+
+    def _maintain(self) -> None:
         with self._host.phase("engine_maintenance"):
             self.lanes.prefixes.drop_unwanted()
             self.publish()
             self._publisher.flush()
 
     def run_alone(self, request: Request) -> None:
-        """Run one request to its end on the calling thread, before the engine's own is started (warm-up)."""
+        """Run one request to its end on the calling thread, before the engine's own is started (warm-up). Nothing is
+        recovered from: where this one fails, the others would."""
         self.queue.submit(request)
-        self.step()
+        self._boundary()
+        self._maintain()
         while not self.idle:
-            self.step()
+            self._boundary()
+            self._maintain()
         self.counters = Counters()  # figures count from when the engine is ready
         self._host.reset()
         self.publish()
@@ -185,7 +192,9 @@ class Worker:
             return
         try:
             lane = self.lanes.admit(request, self._clock())
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except Exception as error:
+            if not is_shortage(error):
+                raise
             self.queue.pop()
             self._turn_away(request, InternalError())
             log.warning("admission_failed", id=request.id, error=type(error).__name__)

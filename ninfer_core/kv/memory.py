@@ -1,4 +1,4 @@
-"""How much memory is left for the KV pool."""
+"""How much memory is left for the KV pool, and what an error says when it was not enough."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ CGROUP_LIMITS = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 NO_LIMIT = 1 << 60  # version 1 says "none" with a number near the top
+CPU_SHORTAGE = ("DefaultCPUAllocator", "alloc_cpu", "not enough memory")
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether memory did not suffice. torch has a class for that on a GPU; on a CPU only the text says it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_SHORTAGE)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -85,7 +85,7 @@ def test_a_candidate_that_waits_for_the_launch_before_it_is_not_the_fastest(monk
     monkeypatch.setitem(BESIDE, 16, 1.2)
     alone = found(asked())[KEY]
     assert (alone.blocks, alone.microseconds) == ({"BN": 16}, pytest.approx(5e5))
-    measured = found(asked(), neighbour=lambda device: lambda: Doubling.ran.append(NEIGHBOUR))[KEY]
+    measured = found(asked(), neighbour=beside)[KEY]
     assert (measured.blocks, measured.microseconds) == ({"BN": 32}, pytest.approx(9e5))
     assert measured.default_microseconds == pytest.approx(1e6)
     assert (measured.tried, measured.failed) == (2, 2)
@@ -93,6 +93,36 @@ def test_a_candidate_that_waits_for_the_launch_before_it_is_not_the_fastest(monk
 
 def test_nothing_is_made_for_a_search_of_nothing():
     assert found(Table(SMALL), neighbour=lambda device: pytest.fail("a neighbour was made")) == {}
+
+
+def beside(device):
+    """A neighbour that the stopwatch knows."""
+    return lambda: Doubling.ran.append(NEIGHBOUR)
+
+
+def test_a_device_that_slows_down_between_two_shapes_is_measured_as_well(monkeypatch):
+    """The neighbour's own time is that of the same shape."""
+
+    def slower(shape, device, generator):
+        monkeypatch.setitem(SECONDS, NEIGHBOUR, 40.0)
+        return (torch.ones(shape["N"]),)
+
+    chosen = asked()
+    chosen.blocks(Doubling(name="test.slower", inputs=slower), SHAPE)
+    for measured in found(chosen, neighbour=beside).values():
+        assert measured.blocks == {"BN": 16}
+        assert measured.microseconds == pytest.approx(5e5)
+        assert measured.default_microseconds == pytest.approx(1e6)
+
+
+def no_room(*_):
+    raise torch.OutOfMemoryError("no room")
+
+
+@pytest.mark.parametrize("neighbour", [no_room, lambda device: no_room], ids=["made", "launched"])
+def test_without_room_for_a_neighbour_launches_are_timed_alone(neighbour):
+    measured = found(asked(), neighbour=neighbour)[KEY]
+    assert (measured.blocks, measured.tried) == ({"BN": 16}, 2)
 
 
 def test_a_candidate_that_gains_less_than_the_noise_changes_nothing(monkeypatch):
@@ -123,10 +153,7 @@ def test_what_was_decided_before_the_time_ran_out_is_kept():
 
 @pytest.mark.parametrize("broken", ["inputs", "candidates"])
 def test_a_shape_that_cannot_be_searched_stops_no_other(broken):
-    def fails(*_):
-        raise torch.OutOfMemoryError("no room")
-
-    chosen = asked(Doubling(name="test.broken", **{broken: fails}))
+    chosen = asked(Doubling(name="test.broken", **{broken: no_room}))
     chosen.blocks(Doubling(), SHAPE)
     assert list(found(chosen)) == [KEY]
 
@@ -300,6 +327,14 @@ def test_a_profile_stored_before_programs_shared_inputs_is_told_and_left_alone(c
     shared = Table(LARGE)
     shared.store({("linear.few_rows", tuple(shape.items())): before | {"SPLITS": 1}})
     assert shared.blocks(FEW_ROWS_BLOCKS, tuple(shape.items())) == before | {"SPLITS": 1}
+
+
+@given(st.integers(1, 40000), st.integers(1, 20000))
+def test_what_is_built_in_for_a_product_is_a_candidate(N, K):
+    from ninfer_kernels.linear.gpu import few_rows_candidates, few_rows_h200
+
+    shape = {"N": N, "K": K}
+    assert few_rows_h200(shape, LARGE) in list(few_rows_candidates(shape, LARGE))
 
 
 def test_a_search_may_record_a_product_by_a_matrix_it_has_just_made(device, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv, next_power_of_2
 
 from . import gpu_chunks
@@ -72,11 +73,13 @@ def _step(mixed: Tensor, ab: Tensor, layer: Layer, parts: Parts, at: int, rows: 
     several, q = rows.width >= SEVERAL, None
     if several:
         q = record[1].new_empty(T, layer.key_width)
-        tokens_kernel[(H, rows.width, len(rows.slots))](
+        launch_kernel(
+            tokens_kernel, (H, rows.width, len(rows.slots)),
             mixed, ab, layer.convolution, layer.a_log, layer.dt_bias, history, q, *record,
             on.firsts, on.widths, on.slots, mixed.stride(0), ab.stride(0), **options,
         )  # fmt: skip
-    step_kernel[(H, len(rows.slots))](
+    launch_kernel(
+        step_kernel, (H, len(rows.slots)),
         mixed, ab, layer.convolution, layer.a_log, layer.dt_bias, layer.norm, history, state, y, q, *record,
         on.firsts, on.widths, on.slots, mixed.stride(0), ab.stride(0), layer.eps,
         SEVERAL=several, STAGES=STAGES if several else 1, **options,
@@ -101,7 +104,8 @@ def fold(tape: Tape, parts: Parts, rows: Rows, kept: Sequence[int] | Tensor) -> 
 def _fold(tape: Tape, parts: Parts, first: int, layers: int, rows: Rows, counts: Tensor) -> None:
     x, k, v, gates, layer = tape.shared
     on = rows.on_device
-    fold_kernel[(layer.value_heads, len(rows.slots), layers)](
+    launch_kernel(
+        fold_kernel, (layer.value_heads, len(rows.slots), layers),
         parts.addresses[:, first], parts.histories[first], parts.states[first], x, k, v, gates,
         on.firsts, counts, on.slots, x.shape[1], parts.addresses.stride(0),
         **_geometry(layer, FOLD_ELEMENTS), **pdl.options(x),
@@ -116,7 +120,8 @@ def serves_last(x_TN: Tensor, part: Tensor) -> bool:
 def keep_last(x_TN: Tensor, part: Tensor, rows: Rows, kept: Sequence[int] | Tensor) -> None:
     """``reference.keep_last``."""
     N, on = x_TN.shape[1], rows.on_device
-    last_kernel[(cdiv(N, LAST_ELEMENTS), len(rows.slots))](
+    launch_kernel(
+        last_kernel, (cdiv(N, LAST_ELEMENTS), len(rows.slots)),
         x_TN, part, on.firsts, rows.counts(kept), on.slots, N, x_TN.stride(0), part.stride(0),
         BN=LAST_ELEMENTS, num_warps=4, **pdl.options(x_TN),
     )  # fmt: skip

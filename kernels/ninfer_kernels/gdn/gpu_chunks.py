@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv, next_power_of_2
 
 from .chunk_kernel import conv_rows_kernel, gated_norm_kernel, prepare_kernel, walk_kernel
@@ -34,25 +35,29 @@ def step(mixed: Tensor, ab: Tensor, layer: Layer, parts: Parts, at: int, rows: R
     precision = "ieee" if exact else "tf32"
 
     qk, v = mixed.new_empty(N, 2 * G, CHUNK, K), mixed.new_empty(N, H, V, CHUNK)
-    conv_rows_kernel[(2 * G + H, N)](
+    launch_kernel(
+        conv_rows_kernel, (2 * G + H, N),
         mixed, history, layer.convolution, qk, v, chunks.firsts, chunks.counts, chunks.rows, on.firsts, on.slots,
         mixed.stride(0), V=V, BD=next_power_of_2(max(K, V)), TAPS=taps, num_warps=8, **options,
     )  # fmt: skip
     inverse, within = mixed.new_empty(2, N, H, CHUNK, CHUNK)
     decay, strength = mixed.new_empty(2, N, H, CHUNK, dtype=torch.float32)
-    prepare_kernel[(H, N)](
+    launch_kernel(
+        prepare_kernel, (H, N),
         qk, ab, layer.a_log, layer.dt_bias, inverse, within, decay, strength, chunks.firsts, chunks.counts,
         ab.stride(0), PRECISION=precision, num_warps=2, **options,
     )  # fmt: skip
     o = mixed.new_empty(T, H, V)
     BV = min(WALKED_ROWS, max(16, next_power_of_2(V)))
-    walk_kernel[(H * cdiv(V, BV), len(rows.slots))](
+    launch_kernel(
+        walk_kernel, (H * cdiv(V, BV), len(rows.slots)),
         qk, v, mixed, history, state, inverse, within, decay, strength, o,
         on.firsts, on.widths, on.slots, chunks.row_firsts, mixed.stride(0),
         V=V, BV=BV, TAPS=taps, PRECISION=precision, STAGES=1 if exact else 3, num_warps=4, **options,
     )  # fmt: skip
     out = mixed.new_empty(T, H * V)
-    gated_norm_kernel[(cdiv(T * H, NORMED_ROWS),)](
+    launch_kernel(
+        gated_norm_kernel, (cdiv(T * H, NORMED_ROWS),),
         o, mixed, layer.norm, out, T * H, mixed.stride(0), layer.channels, layer.eps,
         H=H, V=V, BV=next_power_of_2(V), BR=NORMED_ROWS, num_warps=4, **pdl.options(mixed),
     )  # fmt: skip

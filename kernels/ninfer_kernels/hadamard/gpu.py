@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv
 
 from .kernel import WIDEST, rotate_kernel
@@ -27,5 +28,5 @@ def rotate(x: Tensor) -> Tensor:
         rows = rows.contiguous()
     y = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     grid = (cdiv(len(rows), ROWS),)
-    rotate_kernel[grid](rows, y, len(rows), rows.stride(0), D=D, BR=ROWS, num_warps=4, **pdl.options(x))
+    launch_kernel(rotate_kernel, grid, rows, y, len(rows), rows.stride(0), D=D, BR=ROWS, num_warps=4, **pdl.options(x))
     return y

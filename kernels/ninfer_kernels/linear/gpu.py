@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl, turns
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv
 from ninfer_kernels.tuning import Blocks, Facts, Shape, Tunable, device_facts, stages_that_fit
 
@@ -67,7 +68,8 @@ def launch(x: Tensor, weight: Tensor, blocks: Blocks, out: Tensor | None = None)
         assert blocks["BN"] >= LEAST_OUTPUTS
         sums, own = torch.empty(T, *grid, blocks["BN"], dtype=torch.float32, device=x.device), tickets(weight)
     turn = turns.turn(sums)
-    few_rows_kernel[grid](
+    launch_kernel(
+        few_rows_kernel, grid,
         x, weight, out, sums, own, T, N, K, x.stride(0), out.stride(0),
         BT=BT, TURN=turn, CACHE=".cg" if turn == turns.BESIDE else "",
         **blocks, **pdl.options(x),
@@ -84,7 +86,8 @@ def few_rows_h200(shape: Shape, facts: Facts) -> Blocks:
     """The fastest of a search at the shapes of Qwen3.5 (docs/performance.md)."""
     N, K = shape["N"], shape["K"]
     for outputs, inputs, blocks in H200:
-        if outputs >= N and inputs >= K:
+        SPLITS, GROUPS, _, BK = blocks[:4]
+        if outputs >= N and inputs >= K and (SPLITS == 1 or K >= SPLITS * GROUPS * BK):
             return _blocks(*blocks[1:], facts, blocks[0])
     raise AssertionError("the last line of the table is for every shape")
 

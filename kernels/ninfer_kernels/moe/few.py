@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv, next_power_of_2
 from ninfer_kernels.tuning import Blocks
 
@@ -25,7 +26,8 @@ def choose(x_TN: Tensor, experts: Scores, k: int, blocks: Blocks | None = None) 
     held = torch.empty(first + T * (E + 1), dtype=torch.float32, device=x_TN.device)
     shares, logits = held[: T * (k + 1)].view(T, k + 1), held[first:]
     ids = torch.empty(T, k + 1, dtype=torch.int32, device=x_TN.device)
-    few_choose_kernel[(cdiv(E + 1, blocks["BE"]), T)](
+    launch_kernel(
+        few_choose_kernel, (cdiv(E + 1, blocks["BE"]), T),
         x_TN, experts.scores, logits, experts.arrived, shares, ids, x_TN.stride(0),
         N=N, E=E, C=k, CP=next_power_of_2(k), EP=padded(E), BN=padded(N), **blocks, **pdl.options(x_TN),
     )  # fmt: skip
@@ -38,7 +40,8 @@ def gate_up(x_TN: Tensor, experts: Experts, ids: Tensor, blocks: Blocks | None =
     blocks = blocks or GATE_UP.blocks(x_TN.device, N=N, F=F, F_SHARED=shared, C=S - 1)
     h = torch.empty(T * S, max(F, shared), dtype=x_TN.dtype, device=x_TN.device)
     programs = cdiv(shared, blocks["BI"]) + cdiv(F, blocks["BI"]) * (S - 1)
-    few_gate_up_kernel[(T * programs,)](
+    launch_kernel(
+        few_gate_up_kernel, (T * programs,),
         x_TN, experts.gate_up, experts.shared_gate_up, ids, h,
         x_TN.stride(0), h.shape[1], T, N=N, F=F, F_SHARED=shared, C=S - 1,
         STAGES=blocks["num_stages"], **blocks, **pdl.options(x_TN),
@@ -51,7 +54,8 @@ def down(h: Tensor, experts: Experts, shares: Tensor, ids: Tensor, blocks: Block
     (T, S), N, (F, shared) = ids.shape, experts.down.shape[1], inner(experts)
     blocks = blocks or DOWN.blocks(h.device, N=N, F=F, F_SHARED=shared, C=S - 1)
     y = torch.empty(T, N, dtype=h.dtype, device=h.device)
-    few_down_kernel[(T, cdiv(N, blocks["BN"]))](
+    launch_kernel(
+        few_down_kernel, (T, cdiv(N, blocks["BN"])),
         h, experts.down, experts.shared_down, ids, shares, y, h.stride(0),
         N=N, F=F, F_SHARED=shared, C=S - 1, CP=next_power_of_2(S - 1),
         **blocks, **pdl.options(h),

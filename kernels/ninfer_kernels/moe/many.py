@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ninfer_kernels.activation.gpu import swiglu
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv, next_power_of_2
 from ninfer_kernels.tuning import Blocks
 
@@ -46,13 +47,15 @@ def choose(x_TN: Tensor, experts: Scores, k: int, tile: int) -> Chosen:
     counts, totals = ints(blocks, E), ints(E)
     out = Chosen(shares, ints(T, k), ints(T * k), ints(E), ints(tiles), ints(tiles))
     # a warp for two tokens: all that is said among the scores of one stays within it
-    many_choose_kernel[(cdiv(T, 2),)](
+    launch_kernel(
+        many_choose_kernel, (cdiv(T, 2),),
         logits, shares, ids, logits.shape[1] // experts.parts, T,
         E=E, C=k, CP=CP, EP=EP, PARTS=experts.parts, BT=2, num_warps=1,
     )  # fmt: skip
-    count_kernel[(blocks,)](ids, counts, T, E=E, C=k, CP=CP, EP=EP, BP=BP, num_warps=4)
-    carry_kernel[(cdiv(E, 8),)](counts, totals, blocks, E=E, BB=512, BE=8, num_warps=4)
-    place_kernel[(blocks,)](
+    launch_kernel(count_kernel, (blocks,), ids, counts, T, E=E, C=k, CP=CP, EP=EP, BP=BP, num_warps=4)
+    launch_kernel(carry_kernel, (cdiv(E, 8),), counts, totals, blocks, E=E, BB=512, BE=8, num_warps=4)
+    launch_kernel(
+        place_kernel, (blocks,),
         ids, counts, totals, out.tokens, out.places, out.ends, out.owners, out.firsts, T, tiles,
         E=E, C=k, CP=CP, EP=EP, BP=BP, BM=tile,
         TILES=next_power_of_2(cdiv(tiles, blocks)), num_warps=4,
@@ -79,7 +82,8 @@ def gate_up_into(h: Tensor, x_TN: Tensor, w: Tensor, chosen: Chosen, tile: int, 
     (E, F2, N), M = w.shape, chosen.owners.shape[0]
     blocks = blocks or GATE_UP.blocks(x_TN.device, N=N, F=F2 // 2, BM=tile, bytes=x_TN.itemsize)
     stack = TensorDescriptor.from_tensor(w.view(-1, N), [blocks["BI"], blocks["BN"]]) if blocks["DESC"] else w
-    many_gate_up_kernel[(M * cdiv(F2 // 2, blocks["BI"]),)](
+    launch_kernel(
+        many_gate_up_kernel, (M * cdiv(F2 // 2, blocks["BI"]),),
         x_TN, stack, chosen.tokens, chosen.owners, chosen.firsts, chosen.ends, h, x_TN.stride(0),
         N=N, F=F2 // 2, E=E, BM=tile, PRECISION="ieee", **blocks,
     )  # fmt: skip
@@ -101,7 +105,8 @@ def down_into(said: Tensor, h: Tensor, w: Tensor, chosen: Chosen, tile: int, blo
         stack = TensorDescriptor.from_tensor(w.view(-1, F), [blocks["BN"], blocks["BI"]])
         rows = TensorDescriptor.from_tensor(h, [tile, blocks["BI"]])
         tail_rows = TensorDescriptor.from_tensor(h, [blocks["TAIL"], blocks["BI"]])
-    many_down_kernel[(M * cdiv(N, blocks["BN"]),)](
+    launch_kernel(
+        many_down_kernel, (M * cdiv(N, blocks["BN"]),),
         rows, tail_rows, stack, chosen.owners, chosen.firsts, chosen.ends, said,
         N=N, F=F, E=E, BM=tile, PRECISION="ieee", **blocks,
     )  # fmt: skip
@@ -113,9 +118,10 @@ def add_up(said: Tensor, said_shared: Tensor, chosen: Chosen) -> Tensor:
     (T, N), k = said_shared.shape, chosen.places.shape[1]
     y = torch.empty(T, N, dtype=said.dtype, device=said.device)
     BN = min(1024, max(16, next_power_of_2(N)))
-    many_add_kernel[(T, cdiv(N, BN))](
-        said, said_shared, chosen.places, chosen.shares, y, N, C=k, CP=next_power_of_2(k), BN=BN, num_warps=4
-    )
+    launch_kernel(
+        many_add_kernel, (T, cdiv(N, BN)),
+        said, said_shared, chosen.places, chosen.shares, y, N, C=k, CP=next_power_of_2(k), BN=BN, num_warps=4,
+    )  # fmt: skip
     return y
 
 

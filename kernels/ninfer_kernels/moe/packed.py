@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ninfer_kernels import pdl, turns
 from ninfer_kernels.activation.gpu import swiglu
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv, next_power_of_2
 from ninfer_kernels.tiled_linear import TiledLinear
 from ninfer_kernels.tiled_linear.gpu import WARPS, constants
@@ -59,7 +60,8 @@ def gate_up(
     h = torch.empty(T * C, F, dtype=x.dtype, device=x.device)
     h_shared = torch.empty(T, shared_width, dtype=x.dtype, device=x.device)
     sums = torch.empty(T * C, across, splits, TILE_ROWS, dtype=torch.float32, device=x.device)
-    packed_gate_up_kernel[(across, splits, T * (C + 1))](
+    launch_kernel(
+        packed_gate_up_kernel, (across, splits, T * (C + 1)),
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, h, sums, experts.tickets, shared, h_shared,
         x.stride(0), T, tiles.chunks, cdiv(tiles.chunks, splits),
         N=N, F=F, F_SHARED=shared_width, C=C, SPLITS=splits, WHOLE=N % CHUNK == 0, STAGES=blocks["num_stages"],
@@ -79,7 +81,8 @@ def down(
     said = torch.empty(T * (S - 1), N, dtype=h.dtype, device=h.device)
     y = torch.empty(T, N, dtype=h.dtype, device=h.device)
     turn = turns.turn(said)
-    packed_down_kernel[(N // TILE_ROWS, T * (S - 1))](
+    launch_kernel(
+        packed_down_kernel, (N // TILE_ROWS, T * (S - 1)),
         h, tiles.codes, tiles.more, tiles.scales, tiles.factors, ids, shares, said, said_shared, experts.tickets, y,
         tiles.chunks, N=N, F=F, C=S - 1, CP=next_power_of_2(S - 1),
         WHOLE=F % CHUNK == 0, STAGES=blocks["num_stages"], num_warps=WARPS,
@@ -124,7 +127,8 @@ def decoded(stack: PackedStack, chosen: many.Chosen, like: Tensor) -> Iterator[t
     for first in range(0, E, step):
         count = min(step, E - first)
         out, each = scratch[:count], rows // TILE_ROWS
-        decode_chosen_kernel[(count * each, tiles.chunks)](
+        launch_kernel(
+            decode_chosen_kernel, (count * each, tiles.chunks),
             chosen.ends, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, first, count * rows, K,
             tiles.chunks, TILES=each, num_warps=4, **constants(tiles.format, like),
         )  # fmt: skip

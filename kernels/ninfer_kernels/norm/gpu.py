@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import next_power_of_2
 
 from .kernel import add_rms_norm_kernel, gated_rms_norm_kernel, rms_norm_kernel
@@ -31,7 +32,8 @@ def head_rms_norm(x_THD: Tensor, weight_HD: Tensor, eps: float) -> Tensor:
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, stride_w: int) -> Tensor:
     T, H, D = heads_of(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rms_norm_kernel[(T, H)](
+    launch_kernel(
+        rms_norm_kernel, (T, H),
         x, weight, y, eps, x.stride(0), x.stride(-2), stride_w,
         H=H, D=D, BD=block(D), num_warps=warps(D), **pdl.options(x),
     )  # fmt: skip
@@ -42,19 +44,11 @@ def add_rms_norm(x_TD: Tensor, delta_TD: Tensor, weight: Tensor, eps: float) -> 
     """``reference.add_rms_norm``; x is written."""
     T, D = x_TD.shape
     y = torch.empty(T, D, dtype=x_TD.dtype, device=x_TD.device)
-    add_rms_norm_kernel[(T,)](
-        x_TD,
-        delta_TD,
-        weight,
-        y,
-        eps,
-        x_TD.stride(0),
-        delta_TD.stride(0),
-        D=D,
-        BD=block(D),
-        num_warps=warps(D),
+    launch_kernel(
+        add_rms_norm_kernel, (T,),
+        x_TD, delta_TD, weight, y, eps, x_TD.stride(0), delta_TD.stride(0), D=D, BD=block(D), num_warps=warps(D),
         **pdl.options(x_TD),
-    )
+    )  # fmt: skip
     return y
 
 
@@ -62,7 +56,8 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     """``reference.gated_rms_norm``."""
     T, H, D = heads_of(x)
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    gated_rms_norm_kernel[(T, H)](
+    launch_kernel(
+        gated_rms_norm_kernel, (T, H),
         x, gate, weight, y, eps, x.stride(0), x.stride(-2), gate.stride(0), gate.stride(-2),
         H=H, D=D, BD=block(D), num_warps=warps(D), **pdl.options(x),
     )  # fmt: skip

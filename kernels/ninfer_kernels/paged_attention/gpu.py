@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv, next_power_of_2
 from ninfer_kernels.tuning import Blocks, Facts, table
 
@@ -62,7 +63,9 @@ def launch(
         partial = torch.empty(T, H, shares, D, dtype=torch.float32, device=q_THD.device)
         logsum = torch.empty(T, H, shares, dtype=torch.float32, device=q_THD.device)
     firsts, widths, frontiers = rows.on_device()
-    attend_kernel[(len(rows) * blocks, G, shares)](
+    launch_kernel(
+        attend_kernel,
+        (len(rows) * blocks, G, shares),
         q_THD,
         *_planes(keys),
         *_planes(values),
@@ -93,7 +96,9 @@ def launch(
     )
     if shares > 1:
         BS = next_power_of_2(shares)
-        merge_kernel[(T * H,)](partial, logsum, out, D=D, SHARES=shares, BS=BS, num_warps=4, **pdl.options(out))
+        launch_kernel(
+            merge_kernel, (T * H,), partial, logsum, out, D=D, SHARES=shares, BS=BS, num_warps=4, **pdl.options(out)
+        )
     return out
 
 

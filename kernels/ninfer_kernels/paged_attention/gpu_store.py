@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv
 
 from .kernel_store import encode_cast, store_kernel
@@ -25,7 +26,8 @@ def serves(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored) -> bool:
 def store(k_TGD: Tensor, v_TGD: Tensor, keys: Stored, values: Stored, slots: Tensor) -> None:
     """``store.reference``; slots: [T] int64, contiguous."""
     T, G, D = k_TGD.shape
-    store_kernel[(cdiv(T * G, ROWS),)](
+    launch_kernel(
+        store_kernel, (cdiv(T * G, ROWS),),
         k_TGD, v_TGD, keys.planes[0], keys.planes[-1], values.planes[0], values.planes[-1], slots, T * G,
         *k_TGD.stride()[:2], *v_TGD.stride()[:2],
         G=G, D=D, P=PAGE_TOKENS, BR=ROWS, ENCODE_K=_encoder(keys), ENCODE_V=_encoder(values), num_warps=4,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import next_power_of_2
 
 from .kernel import angles_kernel, rotate_kernel
@@ -31,7 +32,8 @@ def axis_rotation(
 def _angles(positions: Tensor, frequencies: Tensor, axes: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
     T, half = positions.shape[1], frequencies.shape[0]
     cos, sin = (torch.empty(T, 1, size, dtype=torch.float32, device=positions.device) for size in (2 * half, half))
-    angles_kernel[(T,)](
+    launch_kernel(
+        angles_kernel, (T,),
         positions, frequencies, axes, cos, sin, factor, *positions.stride(),
         HALF=half, BH=next_power_of_2(half), AXES=axes is not None, num_warps=1, enable_fp_fusion=False,
         **pdl.options(positions),
@@ -57,7 +59,8 @@ def norm_rotate(x_THD: Tensor, weight_HD: Tensor, eps: float, cos: Tensor, sin: 
 def _launch(x_THD: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, *, norm: bool) -> Tensor:
     T, H, D = x_THD.shape
     y = torch.empty(T, H, D, dtype=x_THD.dtype, device=x_THD.device)
-    rotate_kernel[(T, H)](
+    launch_kernel(
+        rotate_kernel, (T, H),
         x_THD, weight, cos, sin, y, eps, x_THD.stride(0), x_THD.stride(1),
         H=H, D=D, R=cos.shape[-1], BD=max(16, next_power_of_2(D)), NORM=norm, num_warps=1, **pdl.options(x_THD),
     )  # fmt: skip

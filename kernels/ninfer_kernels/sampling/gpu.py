@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv, next_power_of_2
 
 from .draw_kernel import draw_kernel
@@ -63,13 +64,15 @@ def draw_into(
     few = torch.empty(R * 2 * FEW, dtype=torch.int64, device=logits.device)
     counts, last, lanes, ids = spoken or (None, None, None, None)
     strides = logits.stride(0), settings.stride(0), 0 if counts is None else counts.stride(0)
-    survey_kernel[(C, R)](
+    launch_kernel(
+        survey_kernel, (C, R),
         logits, settings, chunks, groups, sums, few_groups, few, counts, lanes, ids, V, *strides, width, C,
         GROUPS=GROUPS, SIZE=SIZE, KP=KP, FEW=FEW, SPOKEN=spoken is not None, num_warps=1, enable_fp_fusion=False,
         **pdl.options(logits),
     )  # fmt: skip
     BC = next_power_of_2(C)
-    draw_kernel[(R,)](
+    launch_kernel(
+        draw_kernel, (R,),
         logits, chunks, groups, sums, few_groups, few, settings, positions, *out, counts, last, lanes, ids,
         V, *strides, positions.stride(0), shift, width, C,
         BC=BC, BG=max(LISTS, BC * GROUPS), LISTS=LISTS, GROUPS=GROUPS, SIZE=SIZE, FEW=FEW, WIDE=max(FEW, 32 * WARPS),
@@ -81,7 +84,8 @@ def feed(spoken: Spoken, said: Tensor) -> None:
     """Before a round reads its tokens: ids that are DRAWN become what their lanes have drawn last, and the tokens said
     [B, D] int64, -1 for none and DRAWN as before, are counted."""
     (B, D), W = said.shape, spoken.ids.shape[0] // said.shape[0]
-    feed_kernel[(B,)](
+    launch_kernel(
+        feed_kernel, (B,),
         spoken.ids, spoken.last, spoken.lanes, spoken.counts, said, spoken.counts.stride(0), W, D,
         BW=next_power_of_2(W), BD=next_power_of_2(D), DRAWN=DRAWN, num_warps=1, **pdl.options(said),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from .packing import empty
 from .tiles import CHUNK, FORMATS, TILE_ROWS, TileFormat, Tiles
 
 FEW_ROWS = 32
-SEARCHED_ROWS = 1 << 15  # of a taller matrix a search multiplies this many rows
+SEARCHED_ROWS = 1 << 16  # of a taller matrix a search multiplies this many rows
 PROGRAMS_EACH = 8  # of a multiprocessor, at least
 
 TALL = 1 << 15

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ninfer_kernels import pdl, turns
+from ninfer_kernels.launching import launch_kernel
 from ninfer_kernels.sizes import cdiv
 from ninfer_kernels.tuning import Blocks
 
@@ -50,7 +51,8 @@ def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | Non
     count, across = tiles.codes.shape[0], cdiv(T, BT)
     sums = torch.empty((T, count, splits, TILE_ROWS) if splits > 1 else (1,), dtype=torch.float32, device=x.device)
     turn = turns.turn(sums)
-    few_rows_kernel[(count, splits, across)](
+    launch_kernel(
+        few_rows_kernel, (count, splits, across),
         x, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, sums, tiles.tickets,
         T, N, K, x.stride(0), out.stride(0), tiles.chunks, cdiv(tiles.chunks, splits),
         BT=BT, SPLITS=splits, WHOLE=K % CHUNK == 0, STAGES=blocks["num_stages"], num_warps=WARPS,
@@ -63,7 +65,8 @@ def few_rows(x: Tensor, tiles: Tiles, BT: int, blocks: Blocks, out: Tensor | Non
 def decode(tiles: Tiles, first_tile: int, out: Tensor) -> Tensor:
     """Rows from ``first_tile`` on. out: [rows, K] contiguous, filled and given back."""
     rows, K = out.shape
-    decode_kernel[(cdiv(rows, TILE_ROWS), tiles.chunks)](
+    launch_kernel(
+        decode_kernel, (cdiv(rows, TILE_ROWS), tiles.chunks),
         tiles.codes, tiles.more, tiles.scales, tiles.factors, out, first_tile, rows, K, tiles.chunks,
         num_warps=4, **constants(tiles.format, out),
     )  # fmt: skip
@@ -75,7 +78,8 @@ def take_rows(tiles: Tiles, ids: Tensor, dtype: torch.dtype) -> Tensor:
     single row do not hold four neighbouring bytes each, which the assembly needs."""
     out = torch.empty(len(ids), tiles.columns, dtype=dtype, device=ids.device)
     if len(ids):
-        rows_kernel[(len(ids), tiles.chunks)](
+        launch_kernel(
+            rows_kernel, (len(ids), tiles.chunks),
             ids, tiles.codes, tiles.more, tiles.scales, tiles.factors, out, tiles.columns, tiles.chunks,
             num_warps=1, **constants(tiles.format, out) | {"ASM": False}, **pdl.options(out),
         )  # fmt: skip

@@ -2,7 +2,8 @@
 
 It is timed twice, alone and with a neighbour's launch before each of its own, and the mean counts: in a round other
 launches lie between two of a shape, and a program that wants most of a multiprocessor's shared memory then waits until
-the launch before has left it. Among programs of its own kind that does not show (docs/performance.md).
+the launch before has left it. Among programs of its own kind that does not show (docs/performance.md). The neighbour's
+own time is taken off again. It is taken anew for every shape, because a device's speed drifts.
 
 A candidate counts when its result is that of the default within the kernel's tolerance. A shape is decided when all of
 its candidates were tried; one that the time did not suffice for keeps what it has.
@@ -97,12 +98,13 @@ def search(
 ) -> dict[Key, Measured]:
     """The best blocks of every shape that could be decided before ``deadline``; never raises for a shape that fails.
 
-    ``neighbour`` makes the launch that lies between those of a candidate; without one they are timed alone.
+    ``neighbour`` makes the launch that lies between those of a candidate; without one, or where it cannot be made, they
+    are timed alone.
     ``advance`` hears (shapes done, shapes in all).
     """
     wanted = list(choices)
     found: dict[Key, Measured] = {}
-    trial = _Trial(timer or GraphTimer(device), neighbour(device) if neighbour and wanted else None)
+    trial = _Trial(timer or GraphTimer(device), _made(neighbour, device) if neighbour and wanted else None)
     for done, (key, choice) in enumerate(wanted):
         advance(done, len(wanted))
         if clock() >= deadline:
@@ -120,14 +122,29 @@ def search(
     return found
 
 
+def _made(neighbour: Callable[[torch.device], Launch], device: torch.device) -> Launch | None:
+    """The neighbour, compiled before it is recorded; None where it does not run."""
+    try:
+        launch = neighbour(device)
+        launch()
+        return launch
+    except Exception as error:  # out of memory: it is larger than the inputs of most shapes
+        log.debug("searched without a neighbour (%s)", type(error).__name__)
+        return None
+
+
 class _Trial:
     """Times one launch alone and beside its neighbour."""
 
     def __init__(self, timer: Timer, neighbour: Launch | None) -> None:
         self._timer, self._neighbour = timer, neighbour
+        self._neighbour_seconds = 0.0
+
+    def begin(self) -> None:
+        """Before the first run of a shape."""
+        neighbour = self._neighbour
         if neighbour is not None:
-            neighbour()  # compiled, before it is recorded
-            self._seconds = timer.seconds(lambda: [neighbour() for _ in range(NEIGHBOURS)]) / NEIGHBOURS
+            self._neighbour_seconds = self._timer.seconds(lambda: [neighbour() for _ in range(NEIGHBOURS)]) / NEIGHBOURS
 
     def seconds(self, tunable: Tunable, copies: list[Inputs], blocks: Blocks) -> float:
         """Of one run."""
@@ -136,7 +153,7 @@ class _Trial:
         if neighbour is None:
             return alone
         both = self._timer.seconds(lambda: [(neighbour(), tunable.run(inputs, blocks)) for inputs in copies])
-        return (alone + both / len(copies) - self._seconds) / 2
+        return (alone + both / len(copies) - self._neighbour_seconds) / 2
 
 
 def _decide(
@@ -147,6 +164,7 @@ def _decide(
     copies = rotating_inputs(tunable, shape, facts, device)
     default = tunable.default(shape, facts)
     wanted = tunable.run(copies[0], default).float()
+    trial.begin()
     standard = best = trial.seconds(tunable, copies, default)
     chosen, tried, failed = default, 0, 0
     seen = [dict(default)]

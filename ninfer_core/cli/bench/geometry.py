@@ -56,6 +56,11 @@ def known(plugins: Plugins) -> Registry[tuple[ModelFamily, Geometry]]:
     return found
 
 
+def names(plugins: Plugins) -> list[str]:
+    """What the geometries are called, for help; a name that two families have is no conflict yet."""
+    return sorted({name for family in plugins.model_families for name in family.geometries})
+
+
 class RandomCheckpoint:
     """``api.Checkpoint`` of a config alone: its parameters have no stored form."""
 

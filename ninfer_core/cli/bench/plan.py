@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ninfer_core.api import Option, OptionError, OptionValues, choice, integer, string
@@ -99,6 +99,12 @@ OPTIONS = (
     ),
     Option(flag="--out", metavar="FILE", parse=string, help="append the rows to this file", default_text="stdout"),
 )
+
+
+def own_options(geometries: Sequence[str]) -> tuple[Option, ...]:
+    """The options, the help of ``--geometry`` naming those there are."""
+    first, *others = OPTIONS
+    return (replace(first, help=f"{first.help} ({', '.join(geometries) or 'none installed'})"), *others)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

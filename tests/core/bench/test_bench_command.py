@@ -13,6 +13,7 @@ import tiny_sizes
 
 from ninfer_core import options
 from ninfer_core.api import OptionError
+from ninfer_core.cli.bench.command import _told
 from ninfer_core.cli.bench.plan import plan, sized
 from ninfer_core.cli.bench.rounds import Sequences
 from ninfer_core.cli.main import main
@@ -93,6 +94,56 @@ def test_rows_go_to_the_end_of_a_file_in_place_of_stdout(bench, tmp_path):
     assert [one.op for one in kept] == ["prefill", "decode"] * 2
     line = "ninfer bench --geometry tiny --prompt-tokens 9 --decode-tokens 12 --rounds 2 --repeats 1 --device cpu"
     assert {tuple(sorted(one.command.split())) for one in kept} == {tuple(sorted(line.split()))}
+
+
+def test_a_file_that_cannot_take_rows_is_refused_before_the_model_is_loaded(bench, tmp_path, monkeypatch):
+    def loaded(*_):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("ninfer_core.cli.bench.subject.load_subject", loaded)
+    artifact = tmp_path / "m.ninfer"
+    artifact.write_bytes(b"NINFER\0\0")
+    for path, words in ((tmp_path, "is a folder"), (artifact, "its last line is no row")):
+        status, rows, err = bench("--geometry", "tiny", "--prompt-tokens", "9", "--out", str(path), *QUICK)
+        assert (status, rows, err.count("\n")) == (1, [], 1)
+        assert f"--out '{path}'" in err
+        assert words in err
+    assert artifact.read_bytes() == b"NINFER\0\0"
+
+
+def test_rows_do_not_say_where_files_lie(bench, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages }}")
+    paths = ("--device-profile-path", "/home/me/p.json", "--chat-template", str(template), f"--out={tmp_path}/x.jsonl")
+    status, _, err = bench("--geometry", "tiny", "--prompt-tokens", "9", *paths, *QUICK)
+    assert status == 0, err
+    told = {msgspec.json.decode(one, type=Row).command for one in (tmp_path / "x.jsonl").read_bytes().splitlines()}
+    assert len(told) == 1
+    assert "--device-profile-path p.json" in told.pop()
+    given = ["--chat-template", "sub/t.jinja", "--out", "x", "--seed", "3", "--eager", "--chat-template=--a/t.jinja"]
+    assert _told([], given, {"--chat-template"}) == (
+        "ninfer bench --chat-template t.jinja --seed 3 --eager --chat-template=t.jinja"
+    )
+    assert _told([str(template)], ["--plugins", str(template)], set()) == "ninfer bench own.jinja --plugins own.jinja"
+
+
+def test_help_names_the_geometries_of_the_plugins(bench, capsys):
+    assert main(("bench", "--help")) == 0
+    assert "made on the device (27b, 35b-a3b, 4b, 9b," in " ".join(capsys.readouterr().out.split())
+
+
+def test_rows_that_are_left_out_are_told(bench):
+    line = ("--geometry", "tiny", "--prompt-tokens", "20,30", "--rows", "8", "--decode-rounds-per-prefill", "64")
+    status, rows, err = bench(*line, *QUICK[:-1], "2")
+    assert status == 0, err
+    assert [one.op for one in rows] == ["prefill", "prefill"]
+    missing = [one for one in err.splitlines() if one.startswith("no ")]
+    assert missing == [
+        "no decode row for R8-P20-D2: the first request ended before the last began; use a larger --decode-tokens",
+        "no decode_host row for R8-P20-D2: 0 rounds of all its rows after the first 3 of a run, fewer than 16; use a "
+        "larger --decode-tokens or --repeats",
+    ]
 
 
 def test_many_tokens_give_rows_of_the_hosts_time(bench):

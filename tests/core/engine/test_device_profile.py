@@ -7,7 +7,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from ninfer_core.api import OptionValues
+from ninfer_core.api import OptionValues, Refusal
 from ninfer_core.engine import device_profile, profile_file
 from ninfer_core.engine.device_profile import DeviceProfile
 from ninfer_core.engine.options import OPTIONS
@@ -39,6 +39,8 @@ class Search:
         self.seconds: list[float] = []
         self.found = {"BN": 16}
         self.error: Exception | None = None
+        self.undecided: set = set()  # keys the time does not suffice for
+        self.meanwhile = lambda: None  # what others do while it runs
         monkeypatch.setattr(tuning, "search", self)
         monkeypatch.setattr(device_profile.time, "monotonic", lambda: 100.0)
 
@@ -51,7 +53,8 @@ class Search:
             raise self.error
         advance(1, 1)
         one = Measured(blocks=self.found, microseconds=1.0, default_microseconds=2.0, tried=2, failed=0)
-        return dict.fromkeys(keys, one)
+        self.meanwhile()
+        return {key: one for key in keys if key not in self.undecided}
 
 
 @pytest.fixture
@@ -156,6 +159,72 @@ def test_only_shapes_the_profile_has_not_are_searched_later(home, search):
     assert len(json.loads(next((home / "cache").rglob("*.json")).read_bytes())["entries"]) == 2
 
 
+def stored(path):
+    return [entry["shape"]["N"] for entry in json.loads(path.read_bytes())["entries"]]
+
+
+def test_two_starts_that_calibrate_at_once_lose_nothing(search, tmp_path):
+    path = tmp_path / "mine.json"
+
+    def another_start():
+        search.meanwhile = lambda: None
+        start(path=path, shapes=((("N", 9),),))
+
+    search.meanwhile = another_start
+    start(path=path)
+    assert stored(path) == [9, 7]
+
+
+@pytest.mark.parametrize("mode", ["auto", "calibrate"])
+@pytest.mark.parametrize("appeared", ["damaged", "foreign", "stale"])
+def test_a_file_that_appears_during_a_search_is_judged_as_one_that_was_there(search, tmp_path, appeared, mode):
+    data, _, replaced = IGNORED[appeared]
+    path = tmp_path / "mine.json"
+    search.meanwhile = lambda: path.write_bytes(data)
+    table, lines = start(mode, path=path)
+    assert blocks(table) == {"BN": 16}
+    assert (path.read_bytes() == data) is not replaced
+    assert len(events(lines, "device_profile_unsaved")) == (not replaced)
+
+
+OTHER = (("N", 9),)
+
+
+@pytest.mark.parametrize("failure", ["time", "error"])
+def test_shapes_a_calibration_did_not_get_to_run_with_what_the_file_keeps_of_them(home, search, failure):
+    start(shapes=(SHAPE, OTHER))
+    search.found = {"BN": 32}
+    search.undecided = {("test.launch", OTHER)}
+    search.error = RuntimeError("CUDA error") if failure == "error" else None
+    table, _ = start("calibrate", shapes=(SHAPE, OTHER))
+    assert blocks(table) == {"BN": 32 if failure == "time" else 16}
+    assert blocks(table, OTHER) == {"BN": 16}
+    again, _ = start(shapes=(SHAPE, OTHER))
+    assert [blocks(again, shape) for shape in (SHAPE, OTHER)] == [blocks(table, shape) for shape in (SHAPE, OTHER)]
+
+
+def test_shapes_asked_for_after_a_calibration_run_with_what_the_file_has_of_them(home, search):
+    start(shapes=(SHAPE, OTHER))
+    table, _ = start("calibrate")
+    assert blocks(table, OTHER) == blocks(start()[0], OTHER) == {"BN": 16}
+
+
+def test_what_a_file_keeps_that_is_no_candidate_is_not_run(search, tmp_path):
+    path = tmp_path / "mine.json"
+    (entry,) = of_this_device().entries
+    odd = msgspec.structs.replace(entry, blocks={"BN": 24})
+    path.write_bytes(msgspec.json.encode(of_this_device(entries=(odd,))))
+    search.undecided = {KEY}
+    assert blocks(start("calibrate", path=path)[0]) == {"BN": 8}
+
+
+def test_a_calibration_leaves_what_an_engine_runs_with(home, search):
+    start()
+    table, _ = start("off")
+    start("calibrate", table=table)
+    assert blocks(table) == {"BN": 8}
+
+
 def test_shapes_an_engine_runs_with_are_left_alone_by_the_next_start(home, search):
     table, _ = start("off")
     start("calibrate", table=table)
@@ -240,11 +309,40 @@ def test_a_damaged_file_of_the_cache_is_replaced(home, search):
 
 
 @pytest.mark.contract("log.engine.profile")
-def test_a_place_that_cannot_be_written_is_one_warning(search, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("file/profile.json", "is no folder"),
+        ("file/sub/profile.json", "is no folder"),
+        ("folder", "is a folder"),
+        ("damaged.json", "no profile of this device"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_warning(search, tmp_path, place, reason):
     (tmp_path / "file").write_text("")
-    table, lines = start(path=tmp_path / "file" / "profile.json")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "damaged.json").write_text("{")
+    table, lines = start(path=tmp_path / place)
     assert blocks(table) == {"BN": 16}
-    assert [line["log_level"] for line in events(lines, "device_profile_unsaved")] == ["warning"]
+    (told,) = events(lines, "device_profile_unsaved")
+    assert told["log_level"] == "warning" and reason in told["reason"]
+    order = [line["event"] for line in lines]
+    assert order.index("device_profile_unsaved") < order.index("device_calibration")
+
+
+def test_a_user_without_a_home_is_told_before_the_search(search, monkeypatch):
+    monkeypatch.setattr(profile_file, "default_path", lambda device: None)
+    _, lines = start()
+    assert [line["event"] for line in lines][1:] == ["device_profile_unsaved", "device_calibration"]
+
+
+def test_a_disk_that_is_full_is_told_after_the_search(search, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(profile_file.os, "write", full)
+    _, lines = start(path=tmp_path / "mine.json")
+    assert [line["event"] for line in lines][1:] == ["device_calibration", "device_profile_unsaved"]
 
 
 @pytest.mark.parametrize("mode", [None, "auto", "off", "calibrate"])
@@ -255,6 +353,11 @@ def test_without_a_gpu_the_option_says_that_it_has_nothing_to_do(search, tmp_pat
         profile.calibrate(Silent())
     assert search.asked == []
     assert [(line["event"], line["source"]) for line in lines] == ([("device_profile", "none")] if mode else [])
+
+
+def test_a_file_that_nobody_would_read_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="--device-profile-path has no effect with --device-profile off"):
+        DeviceProfile(options("off", tmp_path / "mine.json"), CPU, None)
 
 
 def test_other_modes_are_refused():

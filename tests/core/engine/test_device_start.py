@@ -14,11 +14,19 @@ from ninfer_core.engine.device_start import DeviceStart
 from ninfer_core.engine.graphs import Shape, shapes
 from ninfer_core.engine.ledger import MemoryReadings, full
 from ninfer_core.engine.rehearsal import Rehearsal, some_rounds
+from ninfer_core.kv.memory import is_shortage
 from ninfer_core.kv.pages import pages_for
 from ninfer_core.kv.state import StatePool
 from ninfer_core.nn.loader import CheckpointWeights
 
 CPU = torch.device("cpu")
+SHORT = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to"),
+    MemoryError(),
+]
+"""How torch and Python say that memory does not suffice."""
 SCRIPT = {"default": {"text": "Hello there."}}
 MIB = 1 << 20
 
@@ -213,11 +221,53 @@ def test_a_rehearsal_that_does_not_fit_is_told_in_one_line(tmp_path, rehearsing,
     assert "\n" not in str(caught.value) and "--prefill-chunk" in str(caught.value)
 
 
-def test_weights_that_do_not_fit_are_told_in_one_line_and_give_the_staging_back(tmp_path, monkeypatch):
+def test_an_allowance_for_rounds_that_are_not_recorded_is_told(tmp_path):
+    with capture_logs() as lines:
+        open_engine(tmp_path, SCRIPT, "--cuda-graph-allowance-mib", "7")
+    (line,) = [line for line in lines if line["event"] == "option_without_effect"]
+    assert line["option"] == "--cuda-graph-allowance-mib"
+
+
+@pytest.mark.parametrize("error", SHORT, ids=repr)
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("ninfer_core.engine.device_start.StatePool", "the states of 2 sequences"),
+        ("ninfer_core.engine.device_start.KVCache", "a KV pool of 128 pages, .* MiB,"),
+        ("ninfer_scripted.model.ScriptedModel.forward", "the first request"),
+    ],
+    ids=["states", "pool", "warm-up"],
+)
+def test_whatever_does_not_fit_is_told_in_one_line_that_blames_nobody(tmp_path, monkeypatch, where, what, error):
+    def short(*_, **__):
+        raise error
+
+    monkeypatch.setattr(where, short)
+    with pytest.raises(StartupError, match=f"^out of memory on cpu: {what} did not fit, .* lower --max-context"):
+        open_engine(tmp_path, SCRIPT)
+
+
+def test_another_error_is_the_plugins(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(device_start, "KVCache", broken)
+    with pytest.raises(StartupError, match="plugin 'kv_bf16' failed to open the KV storage 'bf16': RuntimeError"):
+        open_engine(tmp_path, SCRIPT)
+
+
+def test_the_allocator_of_a_cpu_says_what_is_looked_for():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_shortage(caught.value)
+
+
+@pytest.mark.parametrize("error", SHORT, ids=repr)
+def test_weights_that_do_not_fit_are_told_in_one_line_and_give_the_staging_back(tmp_path, monkeypatch, error):
     finished = []
 
     def short(self, *_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        raise error
 
     monkeypatch.setattr("ninfer_scripted.model.ScriptedModel.__init__", short)
     finish = CheckpointWeights.finish

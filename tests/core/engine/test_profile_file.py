@@ -1,7 +1,9 @@
 """The file of a device profile: what is read, what is refused and what is never written over."""
 
+import fcntl
 import json
 import os
+import threading
 
 import msgspec
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer_core.engine import profile_file
-from ninfer_core.engine.profile_file import Device, Entry, Profile, Software, Unusable, merged, read, write
+from ninfer_core.engine.profile_file import Device, Entry, Profile, Software, Unusable, add, merged, read, write
 from ninfer_core.errors import ArtifactError
 from ninfer_kernels.tuning import Measured
 
@@ -20,6 +22,7 @@ ENTRY = Entry(
 )
 PROFILE = Profile(device=HERE, software=SOFTWARE, entries=(ENTRY,))
 KEY = ("linear.few_rows", (("N", 7), ("K", 9)))
+FOUND = Measured(blocks={"BN": 16}, microseconds=1.0, default_microseconds=3.0, tried=4, failed=0)
 
 
 def changed(**changes):
@@ -147,12 +150,92 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["p.json"]
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["there", "dangling"])
+def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path, there):
+    (tmp_path / "real").mkdir()
+    real, link = tmp_path / "real" / "p.json", tmp_path / "link.json"
+    link.symlink_to("real/p.json")
+    if there:
+        real.write_text("")
+    write(link, PROFILE)
+    assert link.is_symlink() and not real.is_symlink()
+    assert read(real, HERE, SOFTWARE) == PROFILE
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_that_is_replaced_keeps_who_may_read_it(tmp_path, mode):
+    path = tmp_path / "p.json"
+    path.write_text("")
+    path.chmod(mode)
+    write(path, PROFILE)
+    assert path.stat().st_mode & 0o777 == mode
+    assert read(path, HERE, SOFTWARE) == PROFILE
+
+
+def test_what_keeps_a_file_from_being_stored_shows_before(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    assert profile_file.obstacle(tmp_path / "new" / "folder" / "p.json") is None
+    assert profile_file.obstacle(tmp_path / "file") is None
+    assert profile_file.obstacle(tmp_path / "file" / "p.json") == f"{tmp_path}/file: is no folder"
+    assert profile_file.obstacle(tmp_path) == f"{tmp_path}: is a folder"
+    for odd in ("a\0b", "n" * 5000):
+        assert profile_file.obstacle(type(tmp_path)(odd)) is None
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    assert profile_file.obstacle(tmp_path / "new" / "p.json") == f"{tmp_path}: cannot be written"
+
+
+def test_those_who_store_at_the_same_time_wait_for_each_other(tmp_path):
+    path = tmp_path / "p.json"
+    shapes = range(8)
+
+    def store(n):
+        add(path, HERE, SOFTWARE, {("linear.few_rows", (("N", n),)): FOUND}, own=False)
+
+    threads = [threading.Thread(target=store, args=(n,)) for n in shapes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(entry.shape["N"] for entry in read(path, HERE, SOFTWARE).entries) == list(shapes)
+    assert os.listdir(tmp_path) == ["p.json"]
+
+
+def test_a_lock_that_is_never_given_back_stops_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile_file, "LOCK_SECONDS", 0)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    add(tmp_path / "p.json", HERE, SOFTWARE, {KEY: FOUND}, own=False)
+    os.close(fd)
+    assert read(tmp_path / "p.json", HERE, SOFTWARE).blocks() == {KEY: {"BN": 16}}
+
+
+def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypatch):
+    def unsupported(fd, how):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    add(tmp_path / "p.json", HERE, SOFTWARE, {KEY: FOUND}, own=False)
+    assert read(tmp_path / "p.json", HERE, SOFTWARE).blocks() == {KEY: {"BN": 16}}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_only_an_own_file_is_written_over_whatever_it_is(tmp_path, own):
+    path = tmp_path / "p.json"
+    path.write_text("{")
+    if own:
+        add(path, HERE, SOFTWARE, {KEY: FOUND}, own=True)
+        assert read(path, HERE, SOFTWARE).blocks() == {KEY: {"BN": 16}}
+    else:
+        with pytest.raises(Unusable, match="damaged"):
+            add(path, HERE, SOFTWARE, {KEY: FOUND}, own=False)
+        assert path.read_text() == "{"
+
+
 def test_new_measurements_replace_old_ones_of_their_shape():
     other = msgspec.structs.replace(ENTRY, shape={"N": 8, "K": 9})
-    found = Measured(blocks={"BN": 16}, microseconds=1.0, default_microseconds=3.0, tried=4, failed=0)
-    after = merged(msgspec.structs.replace(PROFILE, entries=(ENTRY, other)), HERE, SOFTWARE, {KEY: found})
+    after = merged(msgspec.structs.replace(PROFILE, entries=(ENTRY, other)), HERE, SOFTWARE, {KEY: FOUND})
     assert after.blocks() == {KEY: {"BN": 16}, ("linear.few_rows", (("N", 8), ("K", 9))): {"BN": 64}}
-    assert merged(None, HERE, SOFTWARE, {KEY: found}).blocks() == {KEY: {"BN": 16}}
+    assert merged(None, HERE, SOFTWARE, {KEY: FOUND}).blocks() == {KEY: {"BN": 16}}
 
 
 def test_the_user_cache_has_a_file_per_kind_of_device(monkeypatch, tmp_path):

@@ -27,7 +27,15 @@ def fail_next(driver, error, times=1):
 
 
 @pytest.mark.contract("ready.memory")
-@pytest.mark.parametrize("error", [MemoryError(), torch.cuda.OutOfMemoryError("no room")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.cuda.OutOfMemoryError("no room"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["host", "gpu", "cpu"],
+)
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
 def test_out_of_memory_fails_what_ran_and_keeps_the_queue(tmp_path, error, phase):
     driver = Driver(open_engine(tmp_path, SCRIPT, "--max-concurrency", "2"))

@@ -1,0 +1,113 @@
+"""Launches that take half of Triton's own host time.
+
+Triton binds and specialises the arguments of every launch anew in Python, for longer than a small kernel runs; where a
+prompt is short, that is what its time to the first token is made of. What comes of it depends on little: types, how a
+pointer is aligned, whether a number is 1 or divisible by 16 or needs more than 32 bits, and the constants.
+``launch_kernel`` asks arguments for that and goes straight to what Triton compiled for the like of them before. It asks
+for no less than Triton does, and what it cannot ask (a tensor descriptor, a function) goes Triton's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+Grid = tuple[int, ...]
+Arguments = tuple[Any, ...]
+Constants = dict[str, Any]
+Traits = Callable[[Arguments], tuple[Any, ...]]
+
+ALIGNED = 16 - 1
+NARROW, WIDE = (-(1 << 31), (1 << 31) - 1), (1 << 63) - 1  # of 32 and of 64 bits with a sign
+COMPILED_IN = (bool, str, type(None))  # values of these are constants wherever they stand
+
+
+def launch_kernel(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
+    """``kernel[grid](*arguments, **constants)``. Of what a kernel is launched with, ``constants`` are what it declares
+    as such, and options of Triton (``num_warps``)."""
+    own = _LAUNCHES.get(id(kernel))
+    if own is None:
+        kind = Launches if isinstance(kernel, triton.JITFunction) else Interpreted
+        own = _LAUNCHES[id(kernel)] = kind(kernel)
+    own(grid, arguments, constants)
+
+
+class Interpreted:
+    """Launches of a kernel that Triton interprets."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __call__(self, grid: Grid, arguments: Arguments, constants: Constants) -> None:
+        self.kernel[grid](*arguments, **constants)
+
+
+class Launches:
+    """Launches of one kernel, by what it was compiled for."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._names = [param.name for param in kernel.params]
+        self._is_constant = [param.is_constexpr for param in kernel.params]
+        self._traits: dict[tuple[type, ...], Traits | None] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Any, Arguments]] = {}  # and the constants, in the kernel's order
+
+    def __call__(self, grid: Grid, arguments: Arguments, constants: Constants) -> None:
+        types = tuple(map(type, arguments))
+        try:
+            traits = self._traits[types]
+        except KeyError:
+            traits = self._traits[types] = self._traits_of(arguments)
+        if traits is None:
+            self.kernel[grid](*arguments, **constants)
+            return
+        values = tuple(constants.values())
+        # 1, 1.0 and True are equal but not compiled to the same, hence the types
+        key = (types, traits(arguments), *constants, values, *map(type, values), torch.cuda.current_device())
+        found = self._compiled.get(key)
+        if found is None:
+            compiled = self.kernel[grid](*arguments, **constants)
+            rest = self._rest(arguments, constants)
+            if rest is not None:
+                self._compiled[key] = compiled, rest
+        else:
+            compiled, rest = found
+            compiled[(*grid, 1, 1)](*arguments, *rest)
+
+    def _rest(self, arguments: Arguments, constants: Constants) -> Arguments | None:
+        """What follows ``arguments`` in the kernel's own order; None where that is not constants alone."""
+        names = self._names[len(arguments) :]
+        if not all(self._is_constant[len(arguments) :]) or not constants.keys() >= set(names):
+            return None
+        return tuple(constants[name] for name in names)
+
+    def _traits_of(self, arguments: Arguments) -> Traits | None:
+        """How to ask arguments of these types."""
+        values, tensors, numbers = [], [], []
+        for i, argument in enumerate(arguments):
+            if self._is_constant[i] or isinstance(argument, COMPILED_IN):
+                values.append(i)
+            elif isinstance(argument, torch.Tensor):
+                tensors.append(i)
+            elif isinstance(argument, int):
+                numbers.append(i)
+            elif not isinstance(argument, float):
+                return None
+
+        def asked(arguments: Arguments) -> tuple[Any, ...]:
+            found = [arguments[i] for i in values]
+            for i in tensors:
+                tensor = arguments[i]
+                found += tensor.dtype, tensor.data_ptr() & ALIGNED == 0
+            for i in numbers:
+                number = arguments[i]
+                found += number == 1, number & ALIGNED == 0, NARROW[0] <= number <= NARROW[1], number <= WIDE
+            return tuple(found)
+
+        return asked
+
+
+_LAUNCHES: dict[int, Launches | Interpreted] = {}  # by the kernel's id, which stays taken: they hold it

@@ -1,0 +1,145 @@
+"""What a launch goes straight to is what Triton would have compiled for its arguments."""
+
+import inspect
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime import jit
+
+from ninfer_kernels.launching import Launches, launch_kernel
+
+
+def add(x, y, n, eps, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    pass
+
+
+class Compiled:
+    """What Triton made for the like of some arguments."""
+
+    def __init__(self, kernel, made_for):
+        self.kernel, self.made_for = kernel, made_for
+
+    def __getitem__(self, grid):
+        assert len(grid) >= 3
+        return lambda *arguments: self.kernel.ran.append((self.made_for, grid[:3], arguments))
+
+
+class Kernel(jit.JITFunction):
+    """Compiles nothing: says what Triton would compile for."""
+
+    def __init__(self, function=add, **options):
+        super().__init__(function, **options)
+        self.binder = jit.create_function_from_signature(
+            self.signature, self.params, CUDABackend(GPUTarget("cuda", 90, 32))
+        )
+        self.compiled, self.ran = 0, []
+
+    def made_for(self, arguments, constants):
+        _, specialization, options = self.binder(*arguments, debug=False, **constants)
+        return repr((specialization, options))
+
+    def __getitem__(self, grid):
+        def run(*arguments, **constants):
+            self.compiled += 1
+            made = Compiled(self, self.made_for(arguments, constants))
+            names = [param.name for param in self.params[len(arguments) :]]
+            made[(*grid, 1, 1)](*arguments, *(constants[name] for name in names))
+            return made
+
+        return run
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+EDGES = (1 << 31, -(1 << 31), 1 << 63)
+NUMBERS = st.sampled_from([0, 1, 2, 15, 16, 17, 32, -1, -16, *EDGES, *(edge - 1 for edge in EDGES)])
+TENSORS = st.builds(
+    lambda dtype, first: torch.zeros(64, dtype=dtype)[first:],
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.int64]),
+    st.sampled_from([0, 1, 2, 4, 8, 16]),
+)
+ARGUMENTS = st.tuples(
+    st.one_of(TENSORS, st.none(), st.booleans()),
+    TENSORS,
+    st.one_of(NUMBERS, st.booleans(), st.none(), st.floats(allow_nan=False)),
+    st.one_of(st.floats(allow_nan=False), NUMBERS),
+)
+CONSTANTS = st.fixed_dictionaries(
+    {
+        "WIDE": st.sampled_from([0, 1, True, False, 1.0, None, "x"]),
+        "BLOCK": st.sampled_from([16, 32]),
+        "num_warps": st.sampled_from([1, 4]),
+    }
+)
+
+
+@given(st.lists(st.tuples(ARGUMENTS, CONSTANTS), min_size=1, max_size=12))
+def test_every_launch_runs_what_triton_would_compile_for_it(launches):
+    kernel = Kernel()
+    own = Launches(kernel)
+    for arguments, constants in launches:
+        own((3, 2), arguments, constants)
+        made_for, grid, ran = kernel.ran.pop()
+        assert made_for == kernel.made_for(arguments, constants)
+        assert grid == (3, 2, 1)
+        assert all(a is b for a, b in zip(ran, (*arguments, constants["WIDE"], constants["BLOCK"]), strict=True))
+
+
+def test_triton_is_asked_once_for_the_like_of_an_argument():
+    kernel = Kernel()
+    x, y = torch.zeros(64), torch.zeros(64)
+    for n in (2, 3, 5, 7, 30, 31):
+        launch_kernel(kernel, (n,), x, y, n, float(n), BLOCK=32, WIDE=True, num_warps=4)
+    assert kernel.compiled == 1
+    assert [arguments[2:] for _, _, arguments in kernel.ran] == [(n, float(n), True, 32) for n in (2, 3, 5, 7, 30, 31)]
+    launch_kernel(kernel, (1,), x, y, 32, 1.0, BLOCK=32, WIDE=True, num_warps=4)
+    assert kernel.compiled == 2
+
+
+def test_each_device_has_its_own(monkeypatch):
+    kernel = Kernel()
+    for device in (0, 1, 0, 1):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
+        launch_kernel(kernel, (1,), torch.zeros(64), torch.zeros(64), 5, 1.0, BLOCK=32, WIDE=True)
+    assert kernel.compiled == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "constants"),
+    [
+        ((torch.zeros(64), inspect, 5, 1.0), {"WIDE": True, "BLOCK": 32}),  # of a kind it knows nothing about
+        ((torch.zeros(64), torch.zeros(64), 5), {"eps": 1.0, "WIDE": True, "BLOCK": 32}),  # a number by its name
+    ],
+)
+def test_what_cannot_be_asked_goes_tritons_way(arguments, constants):
+    class Asked(Kernel):
+        def made_for(self, arguments, constants):
+            return "asked"
+
+    kernel = Asked()
+    for _ in range(3):
+        launch_kernel(kernel, (4,), *arguments, **constants)
+    assert kernel.compiled == 3
+    assert len(kernel.ran) == 3
+
+
+def test_an_interpreted_kernel_is_interpreted():
+    @triton.jit
+    def double(x, y, n, BLOCK: tl.constexpr):
+        at = tl.arange(0, BLOCK)
+        tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+    if isinstance(double, triton.JITFunction):
+        pytest.skip("kernels are compiled here")
+    x, y = torch.arange(5.0), torch.zeros(5)
+    launch_kernel(double, (1,), x, y, 5, BLOCK=8)
+    assert torch.equal(y, 2 * x)
