@@ -5,6 +5,10 @@ prompt is short, that is what its time to the first token is made of. What comes
 pointer is aligned, whether a number is 1 or divisible by 16 or needs more than 32 bits, and the constants.
 ``launch_kernel`` asks arguments for that and goes straight to what Triton compiled for the like of them before. It asks
 for no less than Triton does, and what it cannot ask (a tensor descriptor, a function) goes Triton's way.
+
+What it goes to is the launcher inside a ``CompiledKernel``, called as ``CompiledKernel.__getitem__`` calls it: through
+that method half of what is gained would be lost. The call is known for the versions in KNOWN; others
+take the method. Launch hooks (a profiler's) that are set before a kernel's first launch send it Triton's way.
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
+from triton.runtime import driver
 
 Grid = tuple[int, ...]
 Arguments = tuple[Any, ...]
 Constants = dict[str, Any]
 Traits = Callable[[Arguments], tuple[Any, ...]]
+Start = Callable[[Grid, int, Arguments], None]
 
+KNOWN = ((3, 6), (3, 9))  # the first and the last
 ALIGNED = 16 - 1
 NARROW, WIDE = (-(1 << 31), (1 << 31) - 1), (1 << 63) - 1  # of 32 and of 64 bits with a sign
 COMPILED_IN = (bool, str, type(None))  # values of these are constants wherever they stand
@@ -53,7 +61,7 @@ class Launches:
         self._names = [param.name for param in kernel.params]
         self._is_constant = [param.is_constexpr for param in kernel.params]
         self._traits: dict[tuple[type, ...], Traits | None] = {}
-        self._compiled: dict[tuple[Any, ...], tuple[Any, Arguments]] = {}  # and the constants, in the kernel's order
+        self._compiled: dict[tuple[Any, ...], tuple[Start, Arguments]] = {}  # and the constants, in the kernel's order
 
     def __call__(self, grid: Grid, arguments: Arguments, constants: Constants) -> None:
         types = tuple(map(type, arguments))
@@ -64,18 +72,18 @@ class Launches:
         if traits is None:
             self.kernel[grid](*arguments, **constants)
             return
-        values = tuple(constants.values())
+        values, device = tuple(constants.values()), torch.cuda.current_device()
         # 1, 1.0 and True are equal but not compiled to the same, hence the types
-        key = (types, traits(arguments), *constants, values, *map(type, values), torch.cuda.current_device())
+        key = (types, traits(arguments), *constants, values, *map(type, values), device)
         found = self._compiled.get(key)
         if found is None:
             compiled = self.kernel[grid](*arguments, **constants)
             rest = self._rest(arguments, constants)
-            if rest is not None:
-                self._compiled[key] = compiled, rest
+            if rest is not None and not is_hooked():
+                self._compiled[key] = starter(compiled), rest
         else:
-            compiled, rest = found
-            compiled[(*grid, 1, 1)](*arguments, *rest)
+            start, rest = found
+            start(grid, device, (*arguments, *rest))
 
     def _rest(self, arguments: Arguments, constants: Constants) -> Arguments | None:
         """What follows ``arguments`` in the kernel's own order; None where that is not constants alone."""
@@ -108,6 +116,27 @@ class Launches:
             return tuple(found)
 
         return asked
+
+
+def is_hooked() -> bool:
+    """Whether somebody wants to hear of launches."""
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return any(getattr(hook, "calls", hook) for hook in hooks)  # a chain of them, or one, or none
+
+
+def starter(compiled: Any) -> Start:
+    """How to start what Triton compiled."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if not KNOWN[0] <= version <= KNOWN[1]:
+        return lambda grid, device, arguments: compiled[(*grid, 1, 1)](*arguments)
+    run = compiled.run  # loads it, so that the other two are there
+    function, metadata = compiled.function, compiled.packed_metadata
+
+    def start(grid: Grid, device: int, arguments: Arguments) -> None:
+        x, y, z = (*grid, 1, 1)[:3]
+        run(x, y, z, driver.active.get_current_stream(device), function, metadata, None, None, None, *arguments)
+
+    return start
 
 
 _LAUNCHES: dict[int, Launches | Interpreted] = {}  # by the kernel's id, which stays taken: they hold it

@@ -1,6 +1,7 @@
 """What a launch goes straight to is what Triton would have compiled for its arguments."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ import triton
 import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import CompiledKernel
 from triton.runtime import jit
 
+from ninfer_kernels import launching
 from ninfer_kernels.launching import Launches, launch_kernel
 
 
@@ -22,8 +26,16 @@ def add(x, y, n, eps, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 class Compiled:
     """What Triton made for the like of some arguments."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, kernel, made_for):
         self.kernel, self.made_for = kernel, made_for
+
+    def run(self, x, y, z, stream, function, metadata, *rest):
+        assert (stream, function, metadata) == ("stream 0", self.function, self.packed_metadata)
+        launch_metadata, enter, leave, *arguments = rest
+        assert (launch_metadata, enter, leave) == (None, None, None)
+        self.kernel.ran.append((self.made_for, (x, y, z), tuple(arguments)))
 
     def __getitem__(self, grid):
         assert len(grid) >= 3
@@ -58,6 +70,11 @@ class Kernel(jit.JITFunction):
 @pytest.fixture(autouse=True)
 def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=SimpleNamespace(get_current_stream=stream)))
+
+
+def stream(device):
+    return f"stream {device}"
 
 
 EDGES = (1 << 31, -(1 << 31), 1 << 63)
@@ -105,12 +122,56 @@ def test_triton_is_asked_once_for_the_like_of_an_argument():
     assert kernel.compiled == 2
 
 
-def test_each_device_has_its_own(monkeypatch):
+@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0+git"])
+def test_a_version_whose_launcher_is_not_known_is_launched_as_it_says(monkeypatch, version):
+    monkeypatch.setattr(triton, "__version__", version)
+    monkeypatch.setattr(Compiled, "run", None)
     kernel = Kernel()
-    for device in (0, 1, 0, 1):
+    for n in (5, 7):
+        launch_kernel(kernel, (n,), torch.zeros(64), torch.zeros(64), n, 1.0, BLOCK=32, WIDE=True)
+    assert kernel.compiled == 1
+    assert [grid for _, grid, _ in kernel.ran] == [(5, 1, 1), (7, 1, 1)]
+
+
+def test_triton_in_use_is_a_known_one():
+    assert launching.KNOWN[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= launching.KNOWN[1]
+    source = inspect.getsource(CompiledKernel.__getitem__)
+    call = " ".join(source[source.index("self.run(") :].split())
+    assert call.startswith(
+        "self.run(grid[0], grid[1], grid[2], stream, self.function, self.packed_metadata, launch_metadata, "
+        "knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *args)"
+    )
+
+
+@pytest.mark.parametrize("which", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_launch_that_is_hooked_goes_tritons_way(which):
+    kernel = Kernel()
+
+    def launches(n):
+        for _ in range(n):
+            launch_kernel(kernel, (1,), torch.zeros(64), torch.zeros(64), 5, 1.0, BLOCK=32, WIDE=True)
+
+    def heard(metadata):
+        pass
+
+    getattr(knobs.runtime, which).add(heard)
+    try:
+        launches(2)
+        assert kernel.compiled == 2
+    finally:
+        getattr(knobs.runtime, which).remove(heard)
+    launches(3)
+    assert kernel.compiled == 3
+
+
+def test_each_device_has_its_own(monkeypatch):
+    kernel, streams = Kernel(), []
+    monkeypatch.setattr(Compiled, "run", lambda self, x, y, z, stream, *rest: streams.append(stream))
+    for device in (0, 1, 0, 1, 1):
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
         launch_kernel(kernel, (1,), torch.zeros(64), torch.zeros(64), 5, 1.0, BLOCK=32, WIDE=True)
     assert kernel.compiled == 2
+    assert streams == ["stream 0", "stream 1", "stream 1"]
 
 
 @pytest.mark.parametrize(
