@@ -38,13 +38,14 @@ def launch_kernel(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) ->
     as such, and options of Triton (``num_warps``)."""
     own = _LAUNCHES.get(id(kernel))
     if own is None:
-        kind = Launches if isinstance(kernel, triton.JITFunction) else Interpreted
+        known = isinstance(kernel, triton.JITFunction) and torch.version.hip is None  # HIP asks for more
+        kind = Launches if known else Plain
         own = _LAUNCHES[id(kernel)] = kind(kernel)
     own(grid, arguments, constants)
 
 
-class Interpreted:
-    """Launches of a kernel that Triton interprets."""
+class Plain:
+    """Launches of a kernel as Triton has them, interpreted or compiled."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -79,7 +80,7 @@ class Launches:
         if found is None:
             compiled = self.kernel[grid](*arguments, **constants)
             rest = self._rest(arguments, constants)
-            if rest is not None and not is_hooked():
+            if compiled is not None and rest is not None and not is_hooked():
                 self._compiled[key] = starter(compiled), rest
         else:
             start, rest = found
@@ -129,14 +130,16 @@ def starter(compiled: Any) -> Start:
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if not KNOWN[0] <= version <= KNOWN[1]:
         return lambda grid, device, arguments: compiled[(*grid, 1, 1)](*arguments)
-    run = compiled.run  # loads it, so that the other two are there
-    function, metadata = compiled.function, compiled.packed_metadata
+    run = compiled.run  # loads it, so that its function is there
+    metadata = compiled.packed_metadata
 
     def start(grid: Grid, device: int, arguments: Arguments) -> None:
         x, y, z = (*grid, 1, 1)[:3]
-        run(x, y, z, driver.active.get_current_stream(device), function, metadata, None, None, None, *arguments)
+        stream = driver.active.get_current_stream(device)
+        # asked of what was compiled, which is unloaded once nobody holds it
+        run(x, y, z, stream, compiled.function, metadata, None, None, None, *arguments)
 
     return start
 
 
-_LAUNCHES: dict[int, Launches | Interpreted] = {}  # by the kernel's id, which stays taken: they hold it
+_LAUNCHES: dict[int, Launches | Plain] = {}  # by the kernel's id, which stays taken: they hold it

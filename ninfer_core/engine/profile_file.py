@@ -141,7 +141,7 @@ def _target(path: Path) -> Path:
     """What a link leads to, whether it is there or not: the link stays one."""
     try:
         return Path(os.path.realpath(path))
-    except ValueError:  # no file name at all; ``read`` says so
+    except (OSError, ValueError):  # no working folder, or no file name at all; whoever opens it says so
         return path
 
 

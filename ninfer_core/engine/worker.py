@@ -69,6 +69,7 @@ class Worker:
         self.on_failed: Callable[[], None] = lambda: None
         self._publisher = Publisher(self.outbox, self._now)
         self._recovers_invariants = recovers_invariants
+        self._alone = False  # while a request runs before the engine's thread does
         self._clock = clock
         self._host: HostClock = program.clock
         self._streak = 0
@@ -135,12 +136,14 @@ class Worker:
     def run_alone(self, request: Request) -> None:
         """Run one request to its end on the calling thread, before the engine's own is started (warm-up). Nothing is
         recovered from: where this one fails, the others would."""
+        self._alone = True
         self.queue.submit(request)
         self._boundary()
         self._maintain()
         while not self.idle:
             self._boundary()
             self._maintain()
+        self._alone = False
         self.counters = Counters()  # figures count from when the engine is ready
         self._host.reset()
         self.publish()
@@ -193,7 +196,7 @@ class Worker:
         try:
             lane = self.lanes.admit(request, self._clock())
         except Exception as error:
-            if not is_shortage(error):
+            if self._alone or not is_shortage(error):
                 raise
             self.queue.pop()
             self._turn_away(request, InternalError())

@@ -43,12 +43,14 @@ class StagedFile:
     def publish(self, *, replace: bool) -> None:
         """Make the file durable and give it its name; without ``replace`` an existing target is refused.
 
-        What takes a file's place is readable for those who could read that file, no more.
+        What takes the place of a file of the same owner is readable for those who could read that file, no more.
         """
         try:
             if replace:
                 with contextlib.suppress(FileNotFoundError):
-                    os.fchmod(self._fd, os.stat(self.target).st_mode & 0o777)
+                    there = os.stat(self.target)
+                    if there.st_uid == os.geteuid():  # of another's, its mode would shut them out
+                        os.fchmod(self._fd, there.st_mode & 0o777)
             os.fsync(self._fd)
             if not replace and os.path.lexists(self.target):
                 raise ArtifactError(f"refusing to overwrite {self.target}")

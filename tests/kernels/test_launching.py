@@ -1,6 +1,8 @@
 """What a launch goes straight to is what Triton would have compiled for its arguments."""
 
+import gc
 import inspect
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +164,34 @@ def test_a_launch_that_is_hooked_goes_tritons_way(which):
         getattr(knobs.runtime, which).remove(heard)
     launches(3)
     assert kernel.compiled == 3
+
+
+def test_what_was_compiled_is_held(monkeypatch):
+    """Triton unloads a kernel that its own cache has lost: two threads that compile the same one leave it one."""
+    kernel, made = Kernel(), []
+    monkeypatch.setattr(Kernel, "made_for", lambda self, *_: "it")
+    monkeypatch.setattr(Compiled, "__init__", lambda self, kernel, made_for: made.append(weakref.ref(self)))
+    monkeypatch.setattr(Compiled, "run", lambda *_: None)
+    monkeypatch.setattr(Compiled, "__getitem__", lambda self, grid: lambda *arguments: None)
+    launch_kernel(kernel, (1,), torch.zeros(64), torch.zeros(64), 5, 1.0, BLOCK=32, WIDE=True)
+    gc.collect()
+    assert [one() is not None for one in made] == [True]
+
+
+def test_what_triton_did_not_compile_is_asked_for_again(monkeypatch):
+    kernel, asked = Kernel(), []
+    monkeypatch.setattr(Kernel, "__getitem__", lambda self, grid: lambda *_, **__: asked.append(grid))
+    for _ in range(2):
+        launch_kernel(kernel, (1,), torch.zeros(64), torch.zeros(64), 5, 1.0, BLOCK=32, WIDE=True)
+    assert len(asked) == 2
+
+
+def test_where_triton_asks_for_more_it_is_left_to_it(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    kernel = Kernel()
+    for _ in range(2):
+        launch_kernel(kernel, (1,), torch.zeros(64), torch.zeros(64), 5, 1.0, BLOCK=32, WIDE=True)
+    assert kernel.compiled == 2
 
 
 def test_each_device_has_its_own(monkeypatch):

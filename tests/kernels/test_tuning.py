@@ -95,6 +95,15 @@ def test_nothing_is_made_for_a_search_of_nothing():
     assert found(Table(SMALL), neighbour=lambda device: pytest.fail("a neighbour was made")) == {}
 
 
+def test_a_gain_within_the_noise_of_the_neighbour_changes_nothing(monkeypatch):
+    monkeypatch.setitem(SECONDS, 16, 0.96)  # 4 % faster, a bit more than a hundredth of the neighbour's three seconds
+    monkeypatch.setitem(SECONDS, 32, 0.945)
+    assert found(asked())[KEY].blocks == {"BN": 32}
+    assert found(asked(), neighbour=beside)[KEY].blocks == {"BN": 8}
+    monkeypatch.setitem(SECONDS, 32, 0.935)
+    assert found(asked(), neighbour=beside)[KEY].blocks == {"BN": 32}
+
+
 def beside(device):
     """A neighbour that the stopwatch knows."""
     return lambda: Doubling.ran.append(NEIGHBOUR)

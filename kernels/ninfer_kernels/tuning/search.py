@@ -27,6 +27,8 @@ from .tunable import Inputs, Tunable
 
 GAIN = 0.97
 """A candidate replaces the default when it takes at most this share of its time: less is noise."""
+NOISE = 0.01
+"""And when it is faster by this share of the neighbour's time, whose noise is in the difference."""
 MOST_COPIES = 64
 NEIGHBOURS = 8  # launches its own time is the mean of
 REPLAYS = 12
@@ -146,6 +148,11 @@ class _Trial:
         if neighbour is not None:
             self._neighbour_seconds = self._timer.seconds(lambda: [neighbour() for _ in range(NEIGHBOURS)]) / NEIGHBOURS
 
+    @property
+    def noise(self) -> float:
+        """Seconds by which two equal launches may seem to differ."""
+        return NOISE * self._neighbour_seconds
+
     def seconds(self, tunable: Tunable, copies: list[Inputs], blocks: Blocks) -> float:
         """Of one run."""
         alone = self._timer.seconds(lambda: [tunable.run(inputs, blocks) for inputs in copies]) / len(copies)
@@ -180,7 +187,7 @@ def _decide(
             failed += 1
             continue
         tried += 1
-        if seconds < best and seconds <= standard * GAIN:
+        if seconds < best and seconds <= standard * GAIN - trial.noise:
             best, chosen = seconds, blocks
     return Measured(
         blocks=chosen, microseconds=best * 1e6, default_microseconds=standard * 1e6, tried=tried, failed=failed

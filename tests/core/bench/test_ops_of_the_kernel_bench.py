@@ -143,7 +143,7 @@ def outcome(at: int) -> tuple[list[float], int, frozenset]:
     wanted = one.reference(one.make(OPS.seeded(ON)))
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (launching.Launches, launching.Interpreted):
+        for kind in (launching.Launches, launching.Plain):
             plain = kind.__call__
             patch.setattr(
                 kind, "__call__", lambda self, *rest, plain=plain: launches.add(self.kernel.fn) or plain(self, *rest)

@@ -235,8 +235,9 @@ def test_an_allowance_for_rounds_that_are_not_recorded_is_told(tmp_path):
         ("ninfer_core.engine.device_start.StatePool", "the states of 2 sequences"),
         ("ninfer_core.engine.device_start.KVCache", "a KV pool of 128 pages, .* MiB,"),
         ("ninfer_scripted.model.ScriptedModel.forward", "the first request"),
+        ("ninfer_core.engine.lanes.LaneTable.admit", "the first request"),
     ],
-    ids=["states", "pool", "warm-up"],
+    ids=["states", "pool", "warm-up", "admission"],
 )
 def test_whatever_does_not_fit_is_told_in_one_line_that_blames_nobody(tmp_path, monkeypatch, where, what, error):
     def short(*_, **__):

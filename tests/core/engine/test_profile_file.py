@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -170,6 +171,27 @@ def test_a_file_that_is_replaced_keeps_who_may_read_it(tmp_path, mode):
     write(path, PROFILE)
     assert path.stat().st_mode & 0o777 == mode
     assert read(path, HERE, SOFTWARE) == PROFILE
+
+
+def test_what_replaces_anothers_file_is_not_hidden_from_him(tmp_path, monkeypatch):
+    path = tmp_path / "p.json"
+    path.write_text("")
+    path.chmod(0o600)
+    monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
+    before = os.umask(0o022)
+    try:
+        write(path, PROFILE)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_without_a_working_folder_a_relative_path_is_told_as_any_other(monkeypatch):
+    def gone(path):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("os.path.realpath", gone)
+    assert profile_file._target(Path("p.json")) == Path("p.json")
 
 
 def test_what_keeps_a_file_from_being_stored_shows_before(tmp_path, monkeypatch):
