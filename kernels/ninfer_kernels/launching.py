@@ -1,4 +1,4 @@
-"""Launches that take half of Triton's own host time.
+"""Launches that take less than half of Triton's own host time.
 
 Triton binds and specialises the arguments of every launch anew in Python, for longer than a small kernel runs; where a
 prompt is short, that is what its time to the first token is made of. What comes of it depends on little: types, how a
@@ -7,8 +7,8 @@ pointer is aligned, whether a number is 1 or divisible by 16 or needs more than 
 for no less than Triton does, and what it cannot ask (a tensor descriptor, a function) goes Triton's way.
 
 What it goes to is the launcher inside a ``CompiledKernel``, called as ``CompiledKernel.__getitem__`` calls it: through
-that method half of what is gained would be lost. The call is known for the versions in KNOWN; others
-take the method. Launch hooks (a profiler's) that are set before a kernel's first launch send it Triton's way.
+that method half of what is gained would be lost. The call is known for the versions in KNOWN; others take the method.
+Launch hooks (a profiler's) that are set before a kernel's first launch send it Triton's way; those set later miss it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Start = Callable[[Grid, int, Arguments], None]
 KNOWN = ((3, 6), (3, 9))  # the first and the last
 ALIGNED = 16 - 1
 NARROW, WIDE = (-(1 << 31), (1 << 31) - 1), (1 << 63) - 1  # of 32 and of 64 bits with a sign
-COMPILED_IN = (bool, str, type(None))  # values of these are constants wherever they stand
+ASKED_WHOLE = (bool, str, type(None))  # few values each, and where Triton compiles them in they are constants
 
 
 def launch_kernel(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
@@ -97,7 +97,7 @@ class Launches:
         """How to ask arguments of these types."""
         values, tensors, numbers = [], [], []
         for i, argument in enumerate(arguments):
-            if self._is_constant[i] or isinstance(argument, COMPILED_IN):
+            if self._is_constant[i] or isinstance(argument, ASKED_WHOLE):
                 values.append(i)
             elif isinstance(argument, torch.Tensor):
                 tensors.append(i)

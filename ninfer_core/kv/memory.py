@@ -12,7 +12,7 @@ CGROUP_LIMITS = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 NO_LIMIT = 1 << 60  # version 1 says "none" with a number near the top
-CPU_SHORTAGE = ("DefaultCPUAllocator", "alloc_cpu", "not enough memory")
+CPU_SHORTAGE = ("DefaultCPUAllocator", "alloc_cpu")
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -103,8 +103,8 @@ OPTIONS = (
 
 def own_options(geometries: Sequence[str]) -> tuple[Option, ...]:
     """The options, the help of ``--geometry`` naming those there are."""
-    first, *others = OPTIONS
-    return (replace(first, help=f"{first.help} ({', '.join(geometries) or 'none installed'})"), *others)
+    names = ", ".join(geometries) or "none installed"
+    return tuple(replace(one, help=f"{one.help} ({names})") if one.flag == "--geometry" else one for one in OPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
